@@ -1,0 +1,79 @@
+"""Problem in, Plan out: ask every kernel, keep the refusals, take the fastest of what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+from . import cpu, sm90
+from .candidate import ATEN, Candidate, Refusal
+from .geometry import GradTap, Phase, Tap, grad_taps, phases
+from .problem import Hardware, Problem
+
+KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
+"""Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    problem: Problem
+    hardware: Hardware
+    phases: tuple[tuple[Phase, ...], ...]
+    """Per spatial dimension, in order; the phases of the problem are their product."""
+    chosen: Candidate
+    refused: tuple[Refusal, ...]
+
+    @property
+    def kernel(self) -> str:
+        return self.chosen.kernel
+
+    def phase_taps(self) -> list[tuple[tuple[int, ...], list[tuple[Tap, ...]]]]:
+        """Every phase of the problem: its first output position, and its taps."""
+        return [
+            (
+                tuple(phase.first for phase in combination),
+                list(product(*(phase.taps for phase in combination))),
+            )
+            for combination in product(*self.phases)
+        ]
+
+    def grad_taps(self) -> list[tuple[GradTap, ...]]:
+        """Every tap of the problem as the gradients read it, one `GradTap` per dimension."""
+        return list(product(*(grad_taps(dimension) for dimension in self.phases)))
+
+
+def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
+    return tuple(
+        phases(*dimension)
+        for dimension in zip(
+            problem.in_size,
+            problem.kernel,
+            problem.stride,
+            problem.padding,
+            problem.output_padding,
+            problem.dilation,
+            strict=True,
+        )
+    )
+
+
+@lru_cache(maxsize=4096)
+def make_plan(problem: Problem, hardware: Hardware, forced: str | None = None) -> Plan:
+    """The plan for a problem on a machine.
+
+    `forced` names the kernel to use wherever it is legal, whatever it costs: for tests and for
+    measurements.
+    """
+    answers = [consider(problem, hardware) for consider in KERNELS.values()]
+    refused = [answer for answer in answers if isinstance(answer, Refusal)]
+    legal = [answer for answer in answers if isinstance(answer, Candidate)]
+    aten = Candidate(ATEN, microseconds=float("inf"), notes=("PyTorch's own operator",))
+    wanted = [c for c in [*legal, aten] if c.kernel == forced] or [*legal, aten]
+    chosen = min(wanted, key=lambda candidate: candidate.microseconds)
+    refused += [
+        Refusal(other.kernel, f"slower here: {other.microseconds:.1f} us expected")
+        for other in legal
+        if other is not chosen
+    ]
+    return Plan(problem, hardware, dimension_phases(problem), chosen, tuple(refused))
