@@ -14,6 +14,9 @@ from .problem import Hardware, Problem
 KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
+MARGIN = 1.05
+"""A kernel of our own must promise at least this gain: the estimates are not better than that."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +61,18 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
     )
 
 
+def _aten(problem: Problem, hardware: Hardware) -> Candidate:
+    """PyTorch's own operator. Only on a CPU is there an estimate; elsewhere it is the last resort."""
+    if hardware.kind == "cpu":
+        estimate = cpu.aten_microseconds(problem, hardware)
+        return Candidate(ATEN, estimate, notes=(cpu.aten_note(problem),))
+    return Candidate(ATEN, microseconds=float("inf"), notes=("PyTorch's own operator",))
+
+
+def _expected(candidate: Candidate) -> float:
+    return candidate.microseconds * (1.0 if candidate.kernel == ATEN else MARGIN)
+
+
 @lru_cache(maxsize=4096)
 def make_plan(problem: Problem, hardware: Hardware, forced: str | None = None) -> Plan:
     """The plan for a problem on a machine.
@@ -68,11 +83,15 @@ def make_plan(problem: Problem, hardware: Hardware, forced: str | None = None) -
     answers = [consider(problem, hardware) for consider in KERNELS.values()]
     refused = [answer for answer in answers if isinstance(answer, Refusal)]
     legal = [answer for answer in answers if isinstance(answer, Candidate)]
-    aten = Candidate(ATEN, microseconds=float("inf"), notes=("PyTorch's own operator",))
+    aten = _aten(problem, hardware)
     wanted = [c for c in [*legal, aten] if c.kernel == forced] or [*legal, aten]
-    chosen = min(wanted, key=lambda candidate: candidate.microseconds)
+    chosen = min(wanted, key=_expected)
     refused += [
-        Refusal(other.kernel, f"slower here: {other.microseconds:.1f} us expected")
+        Refusal(
+            other.kernel,
+            f"slower here: {other.microseconds:.1f} us expected,"
+            f" {chosen.microseconds:.1f} us with {chosen.kernel}",
+        )
         for other in legal
         if other is not chosen
     ]

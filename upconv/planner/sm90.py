@@ -1,12 +1,293 @@
-"""The Hopper kernel's side of the planner: when it may serve, what it costs, what it is told."""
+"""The Hopper kernel's side of the planner: when it may serve, how it is tiled, what it is told.
+
+The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights with a tile of input
+pixels in shared memory, at one place of the tile for each tap. This module turns a problem into
+
+    kinds   tap lists: a width phase, and the row phases stacked ("folded") in the 64 rows
+    pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
+    jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
+    tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
+
+and picks the tiling with the least expected time. `record` writes it all as the integers that
+csrc/cuda/sm90_params.h reads.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
 from .candidate import Candidate, Refusal
+from .geometry import Tap, output_size
 from .problem import Hardware, Problem
+from .sm90_tiling import Tiling, step_count, tilings
 
 KERNEL = "sm90_wgmma_fprop"
 
+OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS = 32, 1024, 128, 4, 4
+LEAST_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """Phases of one dimension on a coarser lattice: output = q * out_step + first.
+
+    With `in_step` 1 these are the phases of geometry.py. With a larger one, neighbouring outputs
+    that share their taps become phases of their own (input = q * in_step + shift), so that few
+    output channels can still fill 64 rows.
+    """
+
+    in_step: int
+    out_step: int
+    size: int
+    firsts: tuple[int, ...]
+    taps: tuple[tuple[Tap, ...], ...]
+
+    @staticmethod
+    def of(problem: Problem, dimension: int, in_step: int) -> Lattice:
+        size, kernel, stride, padding, extra, dilation = (
+            values[dimension]
+            for values in (
+                problem.in_size,
+                problem.kernel,
+                problem.stride,
+                problem.padding,
+                problem.output_padding,
+                problem.dilation,
+            )
+        )
+        out = output_size(size, kernel, stride, padding, extra, dilation)
+        firsts = tuple(range(min(stride * in_step, out)))
+        taps = []
+        for first in firsts:
+            reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
+            taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
+        return Lattice(in_step, stride * in_step, out, firsts, tuple(taps))
+
+    @property
+    def count(self) -> int:
+        """Lattice points that cover all outputs."""
+        return -(-self.size // self.out_step)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The taps of one width phase and of the row phases folded into a block of 64 rows.
+
+    `taps` maps a shift (rows, columns) to the weight position of each fold, -1 where a fold has no
+    tap there.
+    """
+
+    first_x: int
+    first_y: tuple[int, ...]
+    taps: tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A problem on a lattice: everything that does not depend on the tiling."""
+
+    problem: Problem
+    rows: Lattice
+    columns: Lattice
+    folds: int
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Kind, ...], ...]:
+        """[fold group][width phase]"""
+        groups = [
+            range(i, min(i + self.folds, len(self.rows.firsts)))
+            for i in range(0, len(self.rows.firsts), self.folds)
+        ]
+        return tuple(
+            tuple(self._kind(group, x) for x in range(len(self.columns.firsts)))
+            for group in groups
+        )
+
+    def _kind(self, group: range, x: int) -> Kind:
+        width = self.problem.kernel[1]
+        taps: dict[tuple[int, int], list[int]] = {}
+        for fold, y in enumerate(group):
+            for ty, tx in product(self.rows.taps[y], self.columns.taps[x]):
+                folds = taps.setdefault((ty.shift, tx.shift), [-1] * self.folds)
+                folds[fold] = ty.k * width + tx.k
+        first_y = [self.rows.firsts[y] for y in group]
+        return Kind(
+            self.columns.firsts[x],
+            tuple(first_y + [-1] * (self.folds - len(first_y))),
+            tuple((shift, tuple(folds)) for shift, folds in sorted(taps.items())),
+        )
+
+    @cached_property
+    def shifts(self) -> tuple[int, int, int, int]:
+        """Least and greatest row shift, least and greatest column shift."""
+        every = [shift for group in self.kinds for kind in group for shift, _ in kind.taps]
+        ys, xs = [y for y, _ in every] or [0], [x for _, x in every] or [0]
+        return min(ys), max(ys), min(xs), max(xs)
+
+    @property
+    def fold_rows(self) -> int:
+        return 64 // self.folds
+
+    @property
+    def channel_blocks(self) -> int:
+        return 1 if self.folds > 1 else -(-self.problem.out_channels // 64)
+
+
+@dataclass(frozen=True)
+class Job:
+    kinds: tuple[Kind, ...]
+    channels: tuple[int, ...]
+    interleave: bool
+    columns: int
+
+    @property
+    def taps(self) -> int:
+        return sum(len(kind.taps) for kind in self.kinds)
+
+
+def shapes(problem: Problem) -> list[Shape]:
+    """The ways to lay the problem out: folded when few output channels would leave rows empty."""
+    columns = Lattice.of(problem, 1, 1)
+    result = []
+    for folds in (1, 2, 4):
+        if folds > 1 and problem.out_channels > 64 // folds:
+            continue
+        stride = problem.stride[0]
+        in_step = 1 if stride >= folds or folds % stride else folds // stride
+        result.append(Shape(problem, Lattice.of(problem, 0, in_step), columns, folds))
+    return result
+
+
+def jobs(shape: Shape, blocks: int) -> list[Job] | None:
+    """The jobs of `blocks` row blocks each, or None when the kernel cannot store them.
+
+    Contiguous layout: the width phases of a row go into one job where possible, so that whole
+    sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
+    """
+    problem = shape.problem
+    span = shape.columns.out_step
+    channels = [64 * i for i in range(shape.channel_blocks)]
+    residues = len(shape.columns.firsts)
+    everything = (1 << residues) - 1
+    result: list[Job] = []
+    if span > 1 and not problem.channels_last:
+        tapped = max(sum(bool(kind.taps) for kind in group) for group in shape.kinds)
+        if tapped <= blocks <= residues and span <= (2 if blocks == 2 else 8):
+            for group in shape.kinds:
+                chosen = sorted(group, key=lambda kind: not kind.taps)[:blocks]
+                chosen.sort(key=lambda kind: kind.first_x)
+                result += [Job(tuple(chosen), (c,) * blocks, True, everything) for c in channels]
+            return result
+    if blocks > 2 and not problem.channels_last:
+        return None
+    for group in shape.kinds:
+        singles = [(kind, c) for c in channels for kind in group]
+        for i in range(0, len(singles), blocks):
+            part = singles[i : i + blocks]
+            part += [(replace(part[0][0], taps=()), problem.out_channels)] * (blocks - len(part))
+            result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, 0))
+    return result
+
+
+def legality(problem: Problem, hardware: Hardware) -> str | None:
+    """Why the kernel cannot serve, or None."""
+    if hardware.kind != "cuda":
+        return "needs a CUDA GPU"
+    if hardware.capability != (9, 0):
+        major, minor = hardware.capability
+        return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
+    if problem.dtype not in OPERANDS:
+        return f"has no {problem.dtype} form"
+    if problem.dtype == "float32" and not problem.tf32:
+        return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
+    if problem.ndim == 3:
+        return "3-D is not covered"
+    if problem.groups != 1:
+        return f"groups = {problem.groups}: covers groups = 1 only"
+    for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
+        if channels < LEAST_CHANNELS:
+            return f"{name}_channels = {channels}: below {LEAST_CHANNELS}, the blocks stay empty"
+        vector = 16 // problem.element_bytes
+        if problem.channels_last and channels % vector:
+            return f"channels_last needs {name}_channels in multiples of {vector}"
+    if problem.batch == 0 or min(problem.out_size) <= 0:
+        return "nothing to compute"
+    return None
+
+
+def flat(problem: Problem) -> Problem:
+    """1-D as 2-D with one row."""
+    if problem.ndim == 2:
+        return problem
+    return replace(
+        problem,
+        in_size=(1, *problem.in_size),
+        kernel=(1, *problem.kernel),
+        stride=(1, *problem.stride),
+        padding=(0, *problem.padding),
+        output_padding=(0, *problem.output_padding),
+        dilation=(1, *problem.dilation),
+    )
+
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
-    return Refusal(KERNEL, "not written yet")
+    reason = legality(problem, hardware)
+    if reason:
+        return Refusal(KERNEL, reason)
+    problem = flat(problem)
+    best: tuple[Shape, list[Job], Tiling] | None = None
+    for shape in shapes(problem):
+        by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
+        for tiling in tilings(shape, by_blocks, hardware):
+            if best is None or tiling.cycles < best[2].cycles:
+                chosen = by_blocks[tiling.blocks]
+                assert chosen is not None
+                best = (shape, chosen, tiling)
+    if best is None:
+        return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
+    shape, chosen_jobs, tiling = best
+    return Candidate(
+        KERNEL,
+        tiling.microseconds,
+        record(shape, chosen_jobs, tiling),
+        tiling.notes(shape),
+    )
+
+
+def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]:
+    """The plan as integers, in the order of csrc/cuda/sm90_params.h."""
+    if not tiling.split and len(job_list) % 2:  # the second consumer of the last group idles
+        last = job_list[-1]
+        empty = tuple(replace(kind, taps=()) for kind in last.kinds)
+        idle = (shape.problem.out_channels,) * len(empty)
+        job_list = [*job_list, Job(empty, idle, last.interleave, last.columns)]
+    kinds: list[Kind] = []
+    kind_fields: list[int] = []
+    pairs: list[int] = []
+    ranges: dict[Kind, tuple[int, int]] = {}
+    count = 0
+    for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
+        entries = tiling.pairs(kind.taps, shape.shifts[0], shape.rows.in_step)
+        first = count
+        for offset, block, taps in entries:
+            pairs += [offset, block, *taps, *[-1] * (MAX_FOLDS - len(taps))]
+        count += len(entries)
+        ranges[kind] = (first, count)
+        kinds.append(kind)
+        padded = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
+        kind_fields += [kind.first_x, *padded, first, count]
+    job_fields: list[int] = []
+    weights = 0
+    for job in job_list:
+        steps = sum(step_count(ranges[kind][1] - ranges[kind][0]) for kind in job.kinds)
+        indices = [kinds.index(kind) for kind in job.kinds]
+        job_fields += indices + [0] * (MAX_BLOCKS - len(indices))
+        job_fields += [*job.channels, *[shape.problem.out_channels] * (MAX_BLOCKS - len(indices))]
+        job_fields += [weights, steps, int(job.interleave), job.columns]
+        weights += steps * tiling.slices
+    fields = tiling.fields(shape)
+    fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list))
+    return (*fields.values(), *kind_fields, *pairs, *job_fields)

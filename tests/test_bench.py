@@ -1,0 +1,174 @@
+"""The benchmark: wrong results are never timed, and what is written can be read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from upconv import accuracy, bench, tables
+from upconv.bench import Row, Settings, Timing, fit_batch, measure, summary, turns
+from upconv.cases import Case
+from upconv.planner import Problem
+
+TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
+QUICK = Settings(seconds=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_a_case_from_end_to_end(dtype: str) -> None:
+    stages: list[str] = []
+    row = measure(TINY, replace(QUICK, dtype=dtype), stages.append)
+    assert stages == ["fitting the batch", "checking against float64", "timing"]
+    assert row.correct, row
+    assert row.failure == ""
+    assert set(row.times) == set(row.errors) == {"torch", "upconv"}
+    assert all(timing.runs >= bench.FEWEST_RUNS for timing in row.times.values())
+    assert all(t.fastest <= t.low <= t.median <= t.high for t in row.times.values())
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_all_dimensions_and_layouts(ndim: int) -> None:
+    case = Case("tiny", 2, 4, 4, (5,) * ndim, (3,) * ndim, 2, 1, 0, 1, 1)
+    layouts = ["contiguous", "channels_last"] if ndim > 1 else ["contiguous"]
+    for layout in layouts:
+        assert measure(case, replace(QUICK, layout=layout)).correct
+
+
+@pytest.mark.gpu
+def test_on_the_gpu() -> None:
+    row = measure(TINY, replace(QUICK, device="cuda"))
+    assert row.correct, row
+    assert row.problem.batch == TINY.batch
+    assert row.ratio is not None
+
+
+def off_by(change: float) -> accuracy.Operator:
+    def operator(*arguments: object) -> Tensor:
+        y = accuracy.TORCH_OPERATORS[2](*arguments)
+        y[0, 0, 0, 0] += change
+        return y
+
+    return operator
+
+
+@pytest.mark.parametrize("change", [0.1, float("nan"), float("inf")])
+def test_a_wrong_result_is_found_and_not_timed(
+    monkeypatch: pytest.MonkeyPatch, change: float
+) -> None:
+    monkeypatch.setattr(accuracy, "upconv_operator", lambda ndim: off_by(change))
+    row = measure(TINY, QUICK)
+    assert not row.correct
+    assert row.times == {}
+    assert row.ratio is None
+    assert tables.verdict(row).startswith("WRONG: error")
+
+
+def test_a_wrong_shape_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accuracy, "upconv_operator", lambda ndim: lambda *given: torch.zeros(3))
+    row = measure(TINY, QUICK)
+    assert row.errors["upconv"] == float("inf")
+    assert Row.from_dict(json.loads(json.dumps(row.as_dict(), allow_nan=False))) == row
+
+
+def test_a_failing_case_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> Tensor:
+        raise RuntimeError("out of memory\nand more")
+
+    monkeypatch.setattr(accuracy, "upconv_operator", lambda ndim: broken)
+    row = measure(TINY, QUICK)
+    assert row.failure == "RuntimeError: out of memory"
+    assert not row.correct
+    assert "failed: RuntimeError" in tables.verdict(row)
+
+
+def test_errors_are_shares_of_the_largest_output() -> None:
+    problem = Problem.of(3, 4, 6, (5, 6), 3, stride=2, groups=2, dtype="float64")
+    inputs = accuracy.make_inputs(problem)
+    y = inputs.run(accuracy.TORCH_OPERATORS[2])
+    wrong = y.clone()
+    wrong[2, 5, 3, 3] += 0.25
+    exact, off = accuracy.errors(inputs, problem, [y, wrong])
+    assert exact < 1e-14
+    assert isclose(off, 0.25 / float(y.abs().max()), rel_tol=1e-9)
+
+
+def test_the_reference_in_pieces_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With almost no scratch allowed it is made channel by channel, with the same result."""
+    problem = Problem.of(2, 6, 9, (4, 5), 3, stride=2, padding=1, groups=3, dtype="float64")
+    inputs = accuracy.make_inputs(problem)
+    y = inputs.run(accuracy.TORCH_OPERATORS[2])
+    monkeypatch.setattr(accuracy, "REFERENCE_BYTES", 1)
+    assert accuracy.errors(inputs, problem, [y])[0] < 1e-14
+
+
+def test_the_limit_leaves_room_for_rounding_only() -> None:
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        for case in (TINY, Case("deep", 1, 512, 8, (4, 4), (4, 4), 1, 0, 0, 1, 1)):
+            problem = case.problem(dtype=dtype)
+            inputs = accuracy.make_inputs(problem)
+            y = inputs.run(accuracy.TORCH_OPERATORS[2])
+            (error,) = accuracy.errors(inputs, problem, [y])
+            assert error <= accuracy.limit(problem) < 0.05
+
+
+def test_the_batch_is_cut_until_a_call_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in clock: 0.3 s a sample, so that 3 of 24 samples fit below a second."""
+    batches: list[int] = []
+
+    def seconds(call: object) -> float:
+        size = call().shape[0]  # type: ignore[operator]
+        batches.append(size)
+        return 0.3 * size
+
+    monkeypatch.setattr(bench, "seconds_of", seconds)
+    assert fit_batch(replace(TINY.problem(), batch=24)).batch == 3
+    assert max(batches) <= 6  # the full batch was never run
+    assert fit_batch(replace(TINY.problem(), batch=1)).batch == 1
+
+
+def test_contenders_take_turns() -> None:
+    assert list(turns(["a", "b"], 3)) == ["a", "b", "b", "a", "a", "b"]
+
+
+def row_with(case: str, torch_ms: float, upconv_ms: float) -> Row:
+    times = {"torch": Timing.of([torch_ms] * 7), "upconv": Timing.of([upconv_ms] * 7)}
+    errors = {"torch": 1e-7, "upconv": 2e-7}
+    return Row(case, TINY.problem(), 2, "cpu_fprop", "", "forward", errors, 1e-6, times)
+
+
+def test_summary_is_the_geometric_mean_and_the_worst() -> None:
+    rows = [row_with("a", 8, 1), row_with("b", 1, 2), replace(row_with("c", 1, 1), times={})]
+    found = summary(rows)
+    assert isclose(found["geometric_mean"], 2.0)
+    assert (found["worst"], found["worst_case"], found["cases"]) == (0.5, "b", 2)
+    assert tables.summary_line(found) == "2 cases: geometric mean 2.00x, worst 0.50x (b)"
+    assert tables.summary_line(summary([])) == "nothing was timed"
+
+
+def test_results_survive_a_file(tmp_path: Path) -> None:
+    rows = [measure(TINY, QUICK), row_with("b", 300.4, 100)]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(bench.report(rows, QUICK)))
+    results = tables.read_results(path)
+    assert [Row.from_dict(record) for record in results["rows"]] == rows
+    assert results["environment"]["torch"] == torch.__version__
+    lines = tables.markdown(results).splitlines()
+    expected = "| b | 4 → 6, 5x6, k 3, s 2, p 1, op 1, g 2 | 2 | cpu_fprop | 300 | 100 | 3.00x |"
+    assert lines[-1].startswith(expected)
+    assert f"PyTorch {torch.__version__}" in lines[1]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', "not json"])
+def test_files_without_results_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(tables.ResultsError, match="measure again"):
+        tables.read_results(path)
+    with pytest.raises(tables.ResultsError, match="cannot read"):
+        tables.read_results(tmp_path / "none.json")

@@ -1,0 +1,106 @@
+"""The doctor: finds what is there, says what is wrong, and survives everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from upconv import accuracy, cli, doctor
+from upconv.version import __version__
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_a_healthy_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert f"upconv: {__version__}" in text
+    assert "problems agree with float64" in text
+    assert "UPCONV_CACHE_DIR = " + os.environ["UPCONV_CACHE_DIR"] in text
+    assert text.endswith("all is well\n")
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    assert cli.main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["failures"] == []
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["cpu"]["threads of torch"] == torch.get_num_threads()
+    assert report["cache"]["folder"] == os.path.realpath(os.environ["UPCONV_CACHE_DIR"])
+    assert len(report["self-test"]) >= 2 * len(doctor.SELF_TEST)
+
+
+def test_looking_only_builds_nothing(tmp_path: Path) -> None:
+    environment = os.environ | {"UPCONV_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "upconv", "doctor", "--no-self-test"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "can build upconv's kernels" in done.stdout
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_wrong_kernel_is_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(ndim: int) -> accuracy.Operator:
+        return lambda *given: accuracy.TORCH_OPERATORS[ndim](*given).flip(-1)
+
+    monkeypatch.setattr(accuracy, "upconv_operator", wrong)
+    assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "something is wrong" in text
+    assert "self-test: cpu, stride 1, float32: error" in text
+
+
+def test_a_probe_that_fails_is_reported_beside_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken() -> dict[str, object]:
+        raise OSError("the disk is on fire\nsecond line")
+
+    monkeypatch.setattr(doctor, "tools", broken)
+    report = doctor.examine(self_test=False)
+    assert report["tools"] == {"error": "OSError: the disk is on fire"}
+    assert report["versions"]["upconv"] == __version__
+    assert doctor.failures(report) == ["tools: OSError: the disk is on fire"]
+    assert "the disk is on fire" in doctor.render(report)
+
+
+def test_a_bad_variable_is_named() -> None:
+    environment = os.environ | {"UPCONV_ISA": "sse9"}
+    command = [sys.executable, "-m", "upconv", "doctor", "--no-self-test"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "UPCONV_ISA='sse9' is not one of auto, avx512, avx2, scalar" in done.stdout
+
+
+def test_without_torch(tmp_path: Path) -> None:
+    """A torch that cannot be imported, as after a broken installation."""
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise OSError('libtorch_cpu.so: cannot open')")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "upconv", "doctor"]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert f"upconv: {__version__}" in done.stdout
+    assert "libtorch_cpu.so: cannot open" in done.stdout
+    assert "UPCONV_BACKEND = auto" in done.stdout
+
+
+def test_without_a_compiler(tmp_path: Path) -> None:
+    """PyTorch's operator serves, so that all is well, and the report says why it does."""
+    environment = os.environ | {"PATH": str(tmp_path), "UPCONV_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("CXX", None)
+    command = [sys.executable, "-m", "upconv", "doctor"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cpu: PyTorch's operator: no C++ compiler was found" in done.stdout
+    assert "problems agree with float64" in done.stdout

@@ -1,0 +1,377 @@
+"""The `upconv` command. Exit codes: 0 fine, 1 a check failed, 2 bad usage.
+
+Parsing and printing only. What the commands do is in `doctor`, `explain`, `bench`, `draw` and
+`jit`, imported by the command that needs it, so that `doctor` runs where torch does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .version import __version__
+
+if TYPE_CHECKING:
+    from .bench import Row, Settings
+    from .cases import Case
+
+FINE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+class UsageError(Exception):
+    """What was asked for makes no sense; the text says why and what would."""
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Reads 3, 3,5 or 3x5."""
+    try:
+        return tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of whole numbers such as 3 or 3,5"
+        ) from None
+
+
+def add_layer_options(parser: argparse.ArgumentParser) -> None:
+    layer = parser.add_argument_group(
+        "the layer", "as nn.ConvTransposeNd takes it; 3 stands for all dimensions, 3,5 for each"
+    )
+    layer.add_argument("--in-channels", type=int, metavar="N")
+    layer.add_argument("--out-channels", type=int, metavar="N")
+    layer.add_argument("--kernel", type=sizes, metavar="K")
+    layer.add_argument("--stride", type=sizes, default=(1,), metavar="S")
+    layer.add_argument("--padding", type=sizes, default=(0,), metavar="P")
+    layer.add_argument("--output-padding", type=sizes, default=(0,), metavar="OP")
+    layer.add_argument("--dilation", type=sizes, default=(1,), metavar="D")
+    layer.add_argument("--groups", type=int, default=1, metavar="G")
+    layer.add_argument(
+        "--input", type=sizes, metavar="SHAPE", help="8,64,32,32 (N,C,H,W) or 32,32 (H,W)"
+    )
+    layer.add_argument(
+        "--dims", type=int, choices=(1, 2, 3), help="spatial dimensions, where --input leaves doubt"
+    )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="upconv", description="Transposed convolutions for PyTorch, and what runs them."
+    )
+    parser.add_argument("--version", action="version", version=f"upconv {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    doctor = commands.add_parser("doctor", help="what this machine has, and whether upconv works")
+    doctor.add_argument("--json", action="store_true", help="print the report as JSON")
+    doctor.add_argument(
+        "--no-self-test", action="store_true", help="look only: build and compute nothing"
+    )
+
+    explain = commands.add_parser("explain", help="the plan of a layer: phases, taps, kernel, why")
+    explain.add_argument("case", nargs="?", help="a built-in case such as kb69, instead of options")
+    add_layer_options(explain)
+    explain.add_argument("--no-bias", action="store_true")
+    explain.add_argument("--dtype", choices=DTYPES, default="float32")
+    explain.add_argument("--no-tf32", action="store_true", help="GPU: float32 stays float32")
+    explain.add_argument("--channels-last", action="store_true")
+    explain.add_argument(
+        "--device",
+        choices=("this", "cpu", "h200"),
+        default="this",
+        help="this: the GPU of this machine, else its CPU; h200 needs none to plan for",
+    )
+    explain.add_argument("--draw", metavar="FILE", help="draw the phases: FILE.svg or FILE.png")
+    explain.add_argument("--json", action="store_true", help="print the plan as JSON")
+
+    add_bench_parser(commands)
+
+    build = commands.add_parser("build", help="build the compiled libraries ahead of time")
+    build.add_argument("kind", nargs="*", help="cpu, cuda; by default what this machine can use")
+
+    cache = commands.add_parser("cache", help="show or clear the build cache")
+    cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
+    cache.add_argument("--json", action="store_true", help="show: print as JSON")
+    return parser
+
+
+def add_bench_parser(commands: Any) -> None:
+    bench = commands.add_parser("bench", help="check and time upconv against PyTorch")
+    bench.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns ('kb*'); or all")
+    add_layer_options(bench)
+    bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    bench.add_argument("--dtype", choices=DTYPES, default="float32")
+    bench.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
+    bench.add_argument("--threads", type=int, help="CPU threads; default: what torch takes")
+    bench.add_argument(
+        "--seconds", type=float, default=4.0, help="time for the timed calls of one case"
+    )
+    bench.add_argument("--out", metavar="FILE", help="write the results as JSON")
+    bench.add_argument("--markdown", action="store_true", help="print the table as markdown")
+    bench.add_argument("--list", action="store_true", help="list the built-in cases")
+
+
+def case_from_options(options: argparse.Namespace) -> Case:
+    """The layer that the options describe; ValueError or UsageError where they do not fit."""
+    from .cases import Case
+    from .explain import split_shape
+
+    given = {"--in-channels": options.in_channels, "--out-channels": options.out_channels}
+    given |= {"--kernel": options.kernel, "--input": options.input}
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+        raise UsageError(
+            f"a layer needs {', '.join(given)}; missing: {', '.join(missing)}. "
+            "`upconv bench --list` names the built-in cases"
+        )
+    ndim = dimensions_of(options)
+    batch, channels, in_size = split_shape(options.input, ndim, options.in_channels)
+    if channels != options.in_channels:
+        raise UsageError(
+            f"--input has {channels} channels, --in-channels says {options.in_channels}"
+        )
+
+    def each(name: str) -> tuple[int, ...]:
+        values: tuple[int, ...] = getattr(options, name)
+        if len(values) not in (1, ndim):
+            flag = "--" + name.replace("_", "-")
+            given = ",".join(map(str, values))
+            raise UsageError(f"{flag} takes one value or {ndim} of them, got {given}")
+        return values * ndim if len(values) == 1 else values
+
+    return Case(
+        "layer",
+        batch,
+        channels,
+        options.out_channels,
+        in_size,
+        each("kernel"),
+        each("stride"),
+        each("padding"),
+        each("output_padding"),
+        each("dilation"),
+        options.groups,
+    )
+
+
+def dimensions_of(options: argparse.Namespace) -> int:
+    """1, 2 or 3: as said, as the kernel says, or as the length of the input shape says.
+
+    Three numbers are N,C,L where the second is the number of channels, and D,H,W elsewhere.
+    """
+    if options.dims:
+        return int(options.dims)
+    for name in ("kernel", "stride", "padding", "output_padding", "dilation"):
+        if len(getattr(options, name)) > 1:
+            return len(getattr(options, name))
+    length = len(options.input)
+    if length == 3:
+        return 1 if options.input[1] == options.in_channels else 3
+    if length > 5:
+        raise UsageError(f"--input has {length} sizes; N,C,D,H,W are the most there can be")
+    return {1: 1, 2: 2, 4: 2, 5: 3}[length]
+
+
+def layer_given(options: argparse.Namespace) -> bool:
+    names = ("in_channels", "out_channels", "kernel", "input")
+    return any(getattr(options, name) is not None for name in names)
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    from . import doctor
+
+    report = doctor.examine(self_test=not options.no_self_test)
+    bad = doctor.failures(report)
+    if options.json:
+        print(json.dumps(report | {"failures": bad}, indent=1, default=str))
+    else:
+        print(doctor.render(report))
+    return FAILED if bad else FINE
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    from .cases import select
+    from .draw import DrawingError
+    from .explain import check, explanation_of, hardware_named
+
+    if options.case and layer_given(options):
+        raise UsageError(f"give either the case {options.case} or a layer by options, not both")
+    case = select([options.case])[0] if options.case else case_from_options(options)
+    machine = hardware_named(options.device)
+    problem = case.problem(
+        dtype=options.dtype,
+        channels_last=options.channels_last,
+        tf32=machine.kind == "cuda" and options.dtype == "float32" and not options.no_tf32,
+        bias=not options.no_bias,
+    )
+    check(problem)
+    explanation = explanation_of(problem, machine, here=options.device != "h200")
+    print(json.dumps(explanation.as_dict(), indent=1) if options.json else explanation)
+    if options.draw:
+        try:
+            print(f"drawn: {explanation.draw(options.draw)}", file=sys.stderr)
+        except DrawingError as error:
+            print(f"upconv: {error}", file=sys.stderr)
+            return FAILED
+    return FINE
+
+
+def bench_cases(options: argparse.Namespace) -> list[Case]:
+    """The cases asked for, fit for the layout."""
+    from .cases import select
+    from .explain import check
+
+    if layer_given(options):
+        if options.cases:
+            raise UsageError("give either cases or a layer by options, not both")
+        case = case_from_options(options)
+        check(case.problem())
+        chosen = [case]
+    else:
+        chosen = select(options.cases, {options.dims} if options.dims else None)
+    if options.layout == "channels_last":
+        if chosen and all(case.ndim == 1 for case in chosen):
+            raise UsageError("1-D tensors have no channels_last layout")
+        chosen = [case for case in chosen if case.ndim > 1]
+    return chosen
+
+
+def run_bench(options: argparse.Namespace) -> int:
+    if options.list:
+        from .cases import CASES
+
+        for case in CASES:
+            print(case.name)
+        return FINE
+    import torch
+
+    from .bench import Settings, load_average, report
+
+    cases = bench_cases(options)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; `upconv doctor` says more")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise UsageError(f"--threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    if options.out and not Path(options.out).resolve().parent.is_dir():
+        raise UsageError(f"--out {options.out}: its folder does not exist")
+    settings = Settings(device, options.dtype, options.layout, options.seconds)
+    load = load_average()
+    if device == "cpu" and load > 0.5:
+        print(f"other programs are running (load {load:.1f}): times will vary", file=sys.stderr)
+    rows, complete = measure_all(cases, settings)
+    results = report(rows, settings, complete, load)
+    show_results(rows, results, options.markdown)
+    if options.out:
+        Path(options.out).write_text(json.dumps(results, indent=1) + "\n")
+        print(f"written: {options.out}", file=sys.stderr)
+    if not complete:
+        return INTERRUPTED
+    return FINE if all(row.correct for row in rows) else FAILED
+
+
+def measure_all(cases: list[Case], settings: Settings) -> tuple[list[Row], bool]:
+    """Every case under a progress bar; False where the user stopped before the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from .bench import measure
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    rows: list[Row] = []
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=len(cases))
+        for case in cases:
+
+            def say(stage: str, name: str = case.name) -> None:
+                progress.update(task, description=f"{name}: {stage}")
+
+            try:
+                rows.append(measure(case, settings, say))
+            except KeyboardInterrupt:
+                return rows, False
+            progress.advance(task)
+    return rows, True
+
+
+def show_results(rows: list[Row], results: dict[str, Any], as_markdown: bool) -> None:
+    from rich.console import Console
+
+    from . import tables
+
+    if as_markdown:
+        print(tables.markdown(results))
+        return
+    # A file or a pipe has no width: 120 columns hold the table.
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(tables.terminal_table(rows, tables.conditions(results)))
+    print(tables.summary_line(results["summary"]))
+    refused = {row.case: row.reason for row in rows if row.kernel == "aten" and row.reason}
+    for case, reason in refused.items():
+        print(f"{case}: PyTorch's operator was taken: {reason}")
+
+
+def run_build(options: argparse.Namespace) -> int:
+    from .jit import prebuild
+    from .jit.recipe import KINDS
+
+    unknown = [kind for kind in options.kind if kind not in KINDS]
+    if unknown:
+        raise UsageError(f"there is no library {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    if not options.kind:
+        from .doctor import kinds
+
+        options.kind = kinds()
+    results = prebuild(options.kind)
+    for result in results:
+        if result.ok:
+            how = "built" if result.built else "was there already"
+            print(f"{result.kind}: {how} ({result.seconds:.1f} s): {result.path}")
+        else:
+            print(f"{result.kind}: {result.reason}")
+    return FINE if all(result.ok for result in results) else FAILED
+
+
+def run_cache(options: argparse.Namespace) -> int:
+    from . import doctor, jit
+
+    if options.action == "clear":
+        removed = jit.clear()
+        print(f"removed {removed} build{'s' * (removed != 1)} from {jit.cache_state().folder}")
+        return FINE
+    found = doctor.cache()
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print(doctor.render_section("cache", found))
+    return FINE
+
+
+COMMANDS = {
+    "doctor": run_doctor,
+    "explain": run_explain,
+    "bench": run_bench,
+    "build": run_build,
+    "cache": run_cache,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    try:
+        code = COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except (UsageError, ValueError) as error:
+        print(f"upconv {options.command}: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except BrokenPipeError:
+        # The reader of our pipe has left (`upconv explain ... | head`): no more to say to anyone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FINE

@@ -1,0 +1,62 @@
+// Plan integers -> Sm90Params, and the choice of the operand type.
+#include "sm90_launch.h"
+
+namespace upconv {
+
+#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_DECLARE(index, name)                                                            \
+  cudaError_t sm90_fprop_##name(const Sm90Params&, int, cudaStream_t);                         \
+  cudaError_t sm90_pack_##name(const Sm90Params&, const void*, void*, cudaStream_t);
+UPCONV_OPERANDS(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+
+bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
+  int64_t at = 0;
+  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
+#define UPCONV_READ(name) plan->name = take();
+  UPCONV_SM90_FIELDS(UPCONV_READ)
+#undef UPCONV_READ
+  if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->jobs > kMaxJobs) return false;
+  for (int i = 0; i < plan->kinds; ++i) {
+    Sm90Kind& kind = plan->kind[i];
+    kind.first_x = take();
+    for (int& first : kind.first_y) first = take();
+    kind.begin = take();
+    kind.end = take();
+  }
+  for (int i = 0; i < plan->pairs; ++i) {
+    Sm90Pair& pair = plan->pair[i];
+    pair.offset = take();
+    pair.block = static_cast<int16_t>(take());
+    for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
+  }
+  for (int i = 0; i < plan->jobs; ++i) {
+    Sm90Job& job = plan->job[i];
+    for (int& kind : job.kind) kind = take();
+    for (int& channel : job.channel) channel = take();
+    job.weights = take();
+    job.steps = take();
+    job.interleave = take();
+    job.columns = static_cast<uint32_t>(take());
+  }
+  return at == length;
+}
+
+cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
+                      cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return sm90_pack_##name(plan, weight, packed, stream);
+  UPCONV_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return sm90_fprop_##name(plan, multiprocessors, stream);
+  UPCONV_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv

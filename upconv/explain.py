@@ -1,0 +1,366 @@
+"""`explain`: the plan of a layer in words. What is computed, by which kernel, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite, prod
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+from . import env
+from .planner import ATEN, H200, Hardware, Phase, Plan, Problem, make_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.conv import _ConvTransposeNd
+
+AXES = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
+"""What the spatial dimensions are called, by how many there are."""
+
+LINE_WIDTH = 100
+MOST_PHASES_LISTED = 16
+"""Beyond this the products are counted, not listed: stride 8 in 2-D has 64 of them."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan that prints itself. `plan` is the value; `str()` the text; `draw()` the picture."""
+
+    plan: Plan
+    overruled: str = ""
+    """The UPCONV_* setting that makes PyTorch's operator run whatever the plan says, if any."""
+
+    @property
+    def problem(self) -> Problem:
+        return self.plan.problem
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that runs; "aten" is PyTorch's own operator."""
+        return ATEN if self.overruled else self.plan.kernel
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Every other kernel, and why it was not taken."""
+        return {refusal.kernel: refusal.reason for refusal in self.plan.refused}
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte of the least traffic."""
+        return self.problem.flops / max(1, self.problem.bytes)
+
+    @property
+    def waste_of_zeros(self) -> float:
+        """How many times the work, if zeros were put between the inputs and convolved over."""
+        outputs = self.problem.batch * prod(self.problem.out_size)
+        inputs = self.problem.batch * prod(self.problem.in_size)
+        return outputs / max(1, inputs)
+
+    def draw(self, path: str | Path) -> Path:
+        """The phase picture, written as SVG or PNG by the name's ending. Needs matplotlib."""
+        from .draw import draw
+
+        return draw(self.problem, path)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything `str()` says, for machines."""
+        chosen = self.plan.chosen
+        return {
+            "problem": asdict(self.problem) | {"out_size": self.problem.out_size},
+            "hardware": asdict(self.plan.hardware),
+            "flops": self.problem.flops,
+            "bytes": self.problem.bytes,
+            "flops_per_byte": self.intensity,
+            "waste_of_zeros": self.waste_of_zeros,
+            "phases": [[asdict(phase) for phase in dimension] for dimension in self.plan.phases],
+            "kernel": self.kernel,
+            "overruled": self.overruled,
+            "expected_us": chosen.microseconds if isfinite(chosen.microseconds) else None,
+            "notes": list(chosen.notes),
+            "refused": self.refused,
+        }
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            "\n".join(lines)
+            for lines in (
+                _headline(self.plan),
+                _work(self),
+                _phase_lines(self.plan),
+                _kernel_lines(self.plan)
+                + ([f"but      {self.overruled}: PyTorch's operator runs"] * bool(self.overruled)),
+            )
+        )
+
+
+def explain(
+    layer: _ConvTransposeNd | Problem,
+    input: Tensor | Sequence[int] | None = None,
+    *,
+    hardware: Hardware | None = None,
+) -> Explanation:
+    """How upconv would run a layer, without running it.
+
+    `layer` is an `nn.ConvTranspose1d/2d/3d` (upconv's or PyTorch's) with `input` a tensor or a
+    shape, (N, C, *spatial), (C, *spatial) or (*spatial); or it is a `Problem`, which needs no
+    input. `hardware` is where it would run: by default the layer's own device, and for a
+    `Problem` the GPU of this machine, or its CPU where there is none.
+    """
+    if isinstance(layer, Problem):
+        if input is not None:
+            raise ValueError("a Problem holds its sizes already: explain(problem) takes no input")
+        problem, machine = layer, hardware or this_hardware()
+    else:
+        problem = _problem_of_layer(layer, input)
+        machine = hardware or this_hardware(str(layer.weight.device))
+        if problem.dtype == "float32" and machine.kind == "cuda":
+            problem = replace(problem, tf32=tf32_allowed())
+    check(problem)
+    return explanation_of(problem, machine, here=hardware is None)
+
+
+def explanation_of(problem: Problem, machine: Hardware, here: bool) -> Explanation:
+    """The plan as it would run; on this machine (`here`) the UPCONV_* variables have their say."""
+    if not here:
+        return Explanation(make_plan(problem, machine))
+    settings = env.settings()
+    overruled = "UPCONV_BACKEND=aten" if settings.backend == "aten" else ""
+    return Explanation(make_plan(problem, machine, settings.force_kernel), overruled)
+
+
+def check(problem: Problem) -> None:
+    """ValueError in words for a problem that no transposed convolution has."""
+    least: tuple[tuple[str, int, tuple[int, ...]], ...] = (
+        ("in_channels", 1, (problem.in_channels,)),
+        ("out_channels", 1, (problem.out_channels,)),
+        ("groups", 1, (problem.groups,)),
+        ("input size", 1, problem.in_size),
+        ("kernel", 1, problem.kernel),
+        ("stride", 1, problem.stride),
+        ("dilation", 1, problem.dilation),
+        ("batch", 0, (problem.batch,)),
+        ("padding", 0, problem.padding),
+        ("output_padding", 0, problem.output_padding),
+    )
+    for name, bound, values in least:
+        if min(values) < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {_numbers(values)}")
+    for name in ("kernel", "stride", "padding", "output_padding", "dilation"):
+        if len(getattr(problem, name)) != problem.ndim:
+            given = getattr(problem, name)
+            raise ValueError(f"{name} needs one or {problem.ndim} values, got {_numbers(given)}")
+    for name in ("in_channels", "out_channels"):
+        if getattr(problem, name) % problem.groups:
+            raise ValueError(
+                f"{name} = {getattr(problem, name)} is not divisible by groups = {problem.groups}"
+            )
+    for extra, stride, dilation in zip(
+        problem.output_padding, problem.stride, problem.dilation, strict=True
+    ):
+        if extra >= max(stride, dilation):
+            raise ValueError(
+                f"output_padding = {extra} must be smaller than stride = {stride} "
+                f"or dilation = {dilation}"
+            )
+    if min(problem.out_size) < 1:
+        raise ValueError(
+            f"the output would be {_numbers(problem.out_size)}: less padding or a larger input"
+        )
+
+
+def this_hardware(device: str | None = None) -> Hardware:
+    """This machine as the planner sees it; `device` as torch names it, by default the GPU."""
+    import torch
+
+    from . import plans
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return plans.hardware(torch.device(device))
+
+
+def hardware_named(name: str) -> Hardware:
+    """The `--device` of the command line: "cpu", "h200" (with or without one here), or "this"."""
+    if name == "h200":
+        return H200
+    return this_hardware("cpu" if name == "cpu" else None)
+
+
+def tf32_allowed() -> bool:
+    from . import plans
+
+    return plans.tf32_allowed()
+
+
+def _problem_of_layer(layer: _ConvTransposeNd, input: Tensor | Sequence[int] | None) -> Problem:
+    import torch
+    from torch.nn.modules.conv import _ConvTransposeNd
+
+    from . import plans
+
+    if not isinstance(layer, _ConvTransposeNd):
+        raise TypeError(
+            "explain takes an nn.ConvTranspose1d/2d/3d or an upconv.planner.Problem, "
+            f"got {type(layer).__name__}"
+        )
+    if input is None:
+        raise ValueError("a layer needs an input as well: explain(layer, x) or (layer, shape)")
+    tensor = input if isinstance(input, torch.Tensor) else None
+    shape = tuple(tensor.shape if tensor is not None else input)
+    ndim = len(layer.kernel_size)
+    channels_last = tensor is not None and plans.channels_last(ndim, tensor, layer.weight)
+    batch, channels, size = split_shape(shape, ndim, layer.in_channels)
+    if channels != layer.in_channels:
+        raise ValueError(f"the layer takes {layer.in_channels} channels, the input has {channels}")
+    return Problem.of(
+        batch,
+        layer.in_channels,
+        layer.out_channels,
+        size,
+        layer.kernel_size,
+        layer.stride,
+        tuple(int(p) for p in layer.padding),
+        layer.output_padding,
+        layer.dilation,
+        layer.groups,
+        bias=layer.bias is not None,
+        dtype=str((tensor if tensor is not None else layer.weight).dtype).removeprefix("torch."),
+        channels_last=channels_last,
+    )
+
+
+def split_shape(
+    shape: tuple[int, ...], ndim: int, in_channels: int
+) -> tuple[int, int, tuple[int, ...]]:
+    """Batch, channels and spatial size of (N, C, *spatial), (C, *spatial) or (*spatial)."""
+    if len(shape) == ndim + 2:
+        return shape[0], shape[1], shape[2:]
+    if len(shape) == ndim + 1:
+        return 1, shape[0], shape[1:]
+    if len(shape) == ndim:
+        return 1, in_channels, shape
+    raise ValueError(
+        f"an input of {ndim} spatial dimensions has {ndim} sizes, with channels {ndim + 1}, "
+        f"with batch and channels {ndim + 2}; got {_numbers(shape)}"
+    )
+
+
+def _numbers(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values)) if values else "nothing"
+
+
+def shorthand(values: Sequence[int]) -> str:
+    """3x5, or 3 where all are equal."""
+    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
+
+
+def _scaled(value: float, unit: str) -> str:
+    for prefix, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"
+
+
+def _headline(plan: Plan) -> list[str]:
+    problem, machine = plan.problem, plan.hardware
+    options = [
+        f"kernel {'x'.join(map(str, problem.kernel))}",
+        f"stride {shorthand(problem.stride)}",
+    ]
+    for name in ("padding", "output_padding", "dilation"):
+        values = getattr(problem, name)
+        if set(values) != {1 if name == "dilation" else 0}:
+            options.append(f"{name} {shorthand(values)}")
+    if problem.groups > 1:
+        options.append(f"groups {problem.groups}")
+    options.append("bias" if problem.bias else "no bias")
+    where = machine.name or machine.kind
+    if machine.kind == "cpu":
+        where = f"{where} ({machine.isa}, {machine.threads} threads)"
+    layout = "channels_last" if problem.channels_last else "contiguous"
+    dtype = problem.dtype + (" (TF32 allowed)" if problem.tf32 else "")
+    channels = f"{problem.in_channels} -> {problem.out_channels} channels"
+    input_shape = (problem.batch, problem.in_channels, *problem.in_size)
+    output_shape = (problem.batch, problem.out_channels, *problem.out_size)
+    return [
+        f"ConvTranspose{problem.ndim}d  {channels}, {', '.join(options)}",
+        f"input ({_numbers(input_shape)}) -> output ({_numbers(output_shape)})",
+        f"{dtype}, {layout}, on {where}",
+    ]
+
+
+def _work(explanation: Explanation) -> list[str]:
+    problem = explanation.problem
+    flops, traffic = _scaled(problem.flops, "FLOP"), _scaled(problem.bytes, "B")
+    intensity = f"{explanation.intensity:.3g} FLOP per byte"
+    lines = [f"work     {flops}, at least {traffic} moved, {intensity}"]
+    if max(problem.stride) > 1 and explanation.waste_of_zeros > 1:
+        lines.append(
+            f"         putting zeros between the inputs would take "
+            f"{explanation.waste_of_zeros:.2f} times as many products"
+        )
+    return lines
+
+
+def reading(shift: int) -> str:
+    """What a tap reads at output q of its phase."""
+    return f"input[q{shift:+d}]" if shift else "input[q]"
+
+
+def _outputs(phase: Phase, stride: int) -> str:
+    shown = [phase.first + q * stride for q in range(min(3, phase.count))]
+    dots = ", ..." if phase.count > len(shown) else ""
+    return f"outputs {', '.join(map(str, shown))}{dots}"
+
+
+def _phase_lines(plan: Plan) -> list[str]:
+    problem = plan.problem
+    counts = [len(dimension) for dimension in plan.phases]
+    every = plan.phase_taps()
+    total = f"{' x '.join(map(str, counts))} = {len(every)}" if len(counts) > 1 else str(len(every))
+    lines = [f"phases   {total}; inside a phase, output number q always meets the same taps"]
+    for axis, dimension, stride in zip(
+        AXES[problem.ndim], plan.phases, problem.stride, strict=True
+    ):
+        width = max(len(_outputs(phase, stride)) for phase in dimension)
+        for index, phase in enumerate(dimension):
+            sums = " + ".join(f"tap[{tap.k}]*{reading(tap.shift)}" for tap in phase.taps)
+            label = axis if index == 0 else ""
+            start = f"  {label:7}{_outputs(phase, stride).ljust(width)}  = "
+            lines += wrap(
+                sums or "no tap: bias alone",
+                LINE_WIDTH,
+                initial_indent=start,
+                subsequent_indent=" " * len(start),
+                break_on_hyphens=False,
+            )
+    if problem.ndim > 1:
+        lines.append(f"  {'all':7}{_product_line(every)}")
+        if 1 < len(every) <= MOST_PHASES_LISTED:
+            for first, taps in every:
+                names = " ".join("".join(f"[{tap.k}]" for tap in tap_nd) for tap_nd in taps)
+                lines.append(f"         from output ({_numbers(first)}): {names or 'no tap'}")
+    return lines
+
+
+def _product_line(every: Sequence[tuple[tuple[int, ...], Sequence[object]]]) -> str:
+    counts = [len(taps) for _, taps in every]
+    empty = sum(count == 0 for count in counts)
+    least, most = min(counts), max(counts)
+    each = f"{most} taps each" if least == most else f"{least} to {most} taps each"
+    bare = f"; {empty} without any" if empty else ""
+    return f"{len(counts)} phase{'s' * (len(counts) > 1)}, {each}{bare}"
+
+
+def _kernel_lines(plan: Plan) -> list[str]:
+    chosen = plan.chosen
+    known = isfinite(chosen.microseconds) and chosen.microseconds > 0
+    expected = f", {chosen.microseconds:.4g} us expected" if known else ""
+    lines = [f"kernel   {chosen.kernel}{expected}"]
+    lines += [f"         - {note}" for note in chosen.notes]
+    for index, refusal in enumerate(plan.refused):
+        label = "refused" if index == 0 else ""
+        lines.append(f"{label:9}{refusal.kernel}: {refusal.reason}")
+    return lines

@@ -1,0 +1,220 @@
+"""`conv_transpose1d/2d/3d`: the signature and the semantics of `torch.nn.functional`'s.
+
+A call of a kind that came before costs one look-up in a dictionary of *routes*, which says how to
+go on: by PyTorch's function, or by our operator with its arguments in the form that the operator
+parses fastest (trailing defaults left out, equal values given once: 3 us less a call). PyTorch's
+function is right for any tensors, whatever the dictionary says, and the operator makes its own
+plan; so the key may leave out what seldom changes the choice, such as the strides of the tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from . import ops, plans
+from .autograd import ATEN_CONV, records_gradient
+from .checks import check_call, expand
+
+Size = int | tuple[int, ...] | list[int]
+"""One integer for every spatial dimension, or one for each."""
+
+WORTH_RECORDING_US = 100.0
+"""A shorter call that records gradients takes PyTorch's function: ours are recorded in Python,
+about 30 us more a call, which a kernel that runs for 100 us or more can be expected to win back."""
+
+MOST_ROUTES = 16384
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
+_SPELLINGS = (tuple, int, torch.Size)
+_DEFAULTS = ((1,), (0,), (0,), 1, (1,))
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+
+# Per kind of call: None for PyTorch's function; else the arguments of the operator after the bias,
+# and whether it is the operator also when gradients are recorded.
+_routes: dict[Any, tuple[tuple[Any, ...], bool] | None] = {}
+plans.on_clear(_routes.clear)
+
+
+class ConvTransposeFunction(Protocol):
+    """The type of all three functions."""
+
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        dilation: Size = 1,
+    ) -> Tensor: ...
+
+
+def _make_function(ndim: int) -> ConvTransposeFunction:
+    aten, op = ATEN_CONV[ndim - 1], ops.FORWARD[ndim - 1]
+
+    def conv_transpose(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        dilation: Size = 1,
+    ) -> Tensor:
+        if _is_compiling():
+            lists = (_each(v, ndim) for v in (stride, padding, output_padding, dilation))
+            strides, paddings, extras, dilations = lists
+            return op(input, weight, bias, strides, paddings, extras, groups, dilations)
+        try:
+            route = _routes[
+                input.shape,
+                weight.shape,
+                input.dtype,
+                input.is_cuda,
+                stride,
+                padding,
+                output_padding,
+                groups,
+                dilation,
+            ]
+            if route is not None and (
+                route[1]
+                or not _is_grad_enabled()
+                or not (
+                    input.requires_grad
+                    or weight.requires_grad
+                    or (bias is not None and bias.requires_grad)
+                )
+            ):
+                # 1.0 and True find the entry of 1, and the operator would not see the difference.
+                if (
+                    type(groups) is int
+                    and type(stride) in _SPELLINGS
+                    and type(padding) in _SPELLINGS
+                    and type(output_padding) in _SPELLINGS
+                    and type(dilation) in _SPELLINGS
+                ):
+                    return op(input, weight, bias, *route[0])
+            elif not (weight.is_meta or (bias is not None and bias.is_meta)):
+                return aten(input, weight, bias, stride, padding, output_padding, groups, dilation)
+        except (KeyError, TypeError, AttributeError, RuntimeError):
+            pass  # a call of a new kind, or a bad one: the long way tells
+        return _long_way(
+            conv_transpose,
+            ndim,
+            (input, weight, bias),
+            (stride, padding, output_padding, groups, dilation),
+        )
+
+    conv_transpose.__name__ = conv_transpose.__qualname__ = f"conv_transpose{ndim}d"
+    conv_transpose.__doc__ = (
+        f"`torch.nn.functional.conv_transpose{ndim}d`, by the fastest kernel for the problem."
+    )
+    return conv_transpose
+
+
+def _each(value: Any, ndim: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * ndim
+
+
+def _is_integer(value: object) -> bool:
+    """What PyTorch takes for an int, NumPy's included; booleans and tensors are not."""
+    if isinstance(value, (bool, Tensor)):
+        return False
+    return isinstance(value, (int, torch.SymInt)) or hasattr(type(value), "__index__")
+
+
+def _index(value: Any) -> Any:
+    """NumPy's integers as Python's."""
+    return value if isinstance(value, (int, torch.SymInt)) else operator.index(value)
+
+
+def _well_typed(tensors: tuple[Any, ...], parameters: tuple[Any, ...]) -> bool:
+    input, weight, bias = tensors
+    stride, padding, output_padding, groups, dilation = parameters
+    return (
+        isinstance(input, Tensor)
+        and isinstance(weight, Tensor)
+        and (bias is None or isinstance(bias, Tensor))
+        and _is_integer(groups)
+        and all(
+            all(map(_is_integer, size)) if isinstance(size, (tuple, list)) else _is_integer(size)
+            for size in (stride, padding, output_padding, dilation)
+        )
+    )
+
+
+def _long_way(
+    function: Callable[..., Tensor],
+    ndim: int,
+    tensors: tuple[Any, Any, Any],
+    parameters: tuple[Any, Any, Any, Any, Any],
+) -> Tensor:
+    """Check, plan, remember the route, and call."""
+    if has_torch_function_variadic(*tensors):
+        result = handle_torch_function(function, tensors, *tensors, *parameters)
+        return result
+    aten = ATEN_CONV[ndim - 1]
+    if not _well_typed(tensors, parameters):
+        return aten(*tensors, *parameters)  # raises, in PyTorch's own words
+    input, weight, bias = tensors
+    stride, padding, output_padding, groups, dilation = parameters
+    rest = (
+        *(tuple(map(_index, _each(size, 1))) for size in (stride, padding, output_padding)),
+        _index(groups),
+        tuple(map(_index, _each(dilation, 1))),
+    )
+    if torch._C._get_tracing_state() or not all(type(t) in _PLAIN for t in tensors):
+        # Under a tracer sizes may be symbols; the operator is what the graph is to hold.
+        return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
+    check_call(ndim, input, weight, bias, *rest)
+    plan = ops.planned(ndim, input, weight, bias, *rest)
+    native = plan is not None and plan.kernel != "aten" and ops.serve(input.device.type)
+    if plan is not None and native:
+        route = _shortest(ndim, rest), plan.chosen.microseconds >= WORTH_RECORDING_US
+    else:
+        route = None
+    if len(_routes) >= MOST_ROUTES:
+        _routes.clear()
+    with suppress(TypeError):  # a list among the parameters, or sizes that are symbols
+        key = (input.shape, weight.shape, input.dtype, input.is_cuda, *parameters)
+        _routes[key] = route
+    recorded_by_aten = route is not None and not route[1] and records_gradient(*tensors)
+    if plan is None or (native and not recorded_by_aten):
+        return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
+    return aten(*tensors, *parameters)
+
+
+def _shortest(ndim: int, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments for the operator, fastest to parse."""
+    stride, padding, output_padding, groups, dilation = rest
+    lists = [
+        expand(name, size, ndim)
+        for name, size in (
+            ("stride", stride),
+            ("padding", padding),
+            ("output_padding", output_padding),
+            ("dilation", dilation),
+        )
+    ]
+    short = [size[:1] if len(set(size)) == 1 else size for size in lists]
+    arguments: list[Any] = [*short[:3], int(groups), short[3]]
+    while arguments and arguments[-1] == _DEFAULTS[len(arguments) - 1]:
+        arguments.pop()
+    return tuple(arguments)
+
+
+conv_transpose1d = _make_function(1)
+conv_transpose2d = _make_function(2)
+conv_transpose3d = _make_function(3)

@@ -1,0 +1,142 @@
+"""Run one build in a child process, and say in one line what went wrong when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .child import kill_session
+from .folder import FolderUnusable
+from .recipe import BuildSpec
+from .tools import Toolchain
+
+BUILD_LIMIT_S = 1500.0
+_CHILD = Path(__file__).with_name("child.py")
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_ERROR = re.compile(
+    r"\berror\b[: ]|undefined (reference|symbol)|cannot find|terminated|Killed|^\w*Error\b", re.I
+)
+_LOCATED = re.compile(r".+:\d+: (fatal )?error:|\S+ld: |OSError: /.+: ")
+_NO_EXEC = "failed to map segment from shared object"
+_ENOUGH_ROOM = 1 << 20
+
+
+class BuildFailed(Exception):
+    """The compiler or the linker refused; the text names the reason. `log` is all they said."""
+
+    def __init__(self, reason: str, log: str = "") -> None:
+        super().__init__(reason)
+        self.log = log
+
+
+def compile_library(
+    spec: BuildSpec, toolchain: Toolchain, staging: Path, on_wait: Callable[[], None]
+) -> Path:
+    """Build into the private folder `staging`; returns the library."""
+    if not spec.sources:
+        raise BuildFailed(f"the sources of the {spec.kind} library are not installed")
+    build, scratch, log = staging / "build", staging / "scratch", staging / "build.log"
+    build.mkdir()
+    scratch.mkdir()
+    request = staging / "request.json"
+    request.write_text(json.dumps(_request(spec, toolchain, build)))
+    environment = toolchain.environment()
+    # The compilers' own temporary files: where there is room for the build, and removed with it.
+    environment["TMPDIR"] = str(scratch)
+    code = _run_child(request, log, environment, on_wait)
+    library = build / f"{spec.name}.so"
+    if code != 0 or not library.exists():
+        _raise_failure(code, log.read_text(errors="replace"), staging)
+    return library
+
+
+def error_line(log: str) -> str:
+    """The line of a build log that says most: the first compiler error, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    relevant = [line for line in lines if _ERROR.search(line) and "ninja:" not in line]
+    # A compiler names file and line, linker and loader name a file; Python's own last line, which
+    # comes after them, says only that something failed.
+    located = [line for line in relevant if _LOCATED.match(line)]
+    for found in (located, relevant[::-1], lines[::-1]):
+        if found:
+            return found[0][:400]
+    return "the build said nothing"
+
+
+def _request(spec: BuildSpec, toolchain: Toolchain, build: Path) -> dict[str, object]:
+    try:
+        here = os.getcwd()
+    except OSError:  # the folder was removed under us; then nothing can be imported from it
+        here = "/nowhere"
+    cxx_flags = [shlex.quote(flag) for flag in toolchain.cxx_flags]
+    return {
+        "sys_path": [os.path.join(here, path) for path in sys.path],
+        "load": {
+            "name": spec.name,
+            "sources": [str(source) for source in spec.sources],
+            "extra_cflags": [*cxx_flags, *spec.cflags],
+            "extra_cuda_cflags": list(spec.cuda_cflags),
+            "extra_ldflags": [*cxx_flags, *spec.ldflags],
+            "extra_include_paths": [str(path) for path in spec.include_paths],
+            "build_directory": str(build),
+            "with_cuda": spec.with_cuda,
+            "is_python_module": False,
+            "verbose": False,
+        },
+    }
+
+
+def _run_child(
+    request: Path, log: Path, environment: dict[str, str], on_wait: Callable[[], None]
+) -> int:
+    if not sys.executable:
+        raise BuildFailed("the running Python does not know its own executable (sys.executable)")
+    with log.open("wb") as output:
+        try:
+            # A session of its own: all compilers can be found, and Ctrl-C comes to us alone.
+            child = subprocess.Popen(
+                [sys.executable, str(_CHILD), str(request)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=request.parent,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise BuildFailed(f"{sys.executable} cannot be run ({error.strerror})") from error
+    deadline = time.monotonic() + BUILD_LIMIT_S
+    try:
+        while True:
+            try:
+                return child.wait(timeout=0.1)
+            except subprocess.TimeoutExpired:
+                on_wait()
+            if time.monotonic() > deadline:
+                raise BuildFailed(f"the build was stopped after {BUILD_LIMIT_S:.0f} s")
+    finally:
+        # After a normal end there is nobody left to kill; after Ctrl-C or a crash there is.
+        if child.poll() is None or child.returncode < 0:
+            kill_session(child.pid)
+            child.wait()
+        if child.stdin:
+            child.stdin.close()
+
+
+def _raise_failure(code: int, log: str, staging: Path) -> None:
+    if _FULL.search(log) or shutil.disk_usage(staging).free < _ENOUGH_ROOM:
+        raise FolderUnusable(f"{staging.parent} is on a full disk (No space left on device)")
+    if _NO_EXEC in log:
+        raise FolderUnusable(f"{staging.parent} does not allow code to run from it (noexec)")
+    reason = error_line(log)
+    if code < 0:
+        reason = f"the build was ended by signal {-code} ({reason})"
+    raise BuildFailed(reason, log)

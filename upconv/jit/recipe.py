@@ -1,0 +1,154 @@
+"""What is built: the sources and flags of each library, and the key that names a build.
+
+The key of a build has two halves, so that a warm start needs no compiler:
+
+- `BuildSpec.key()`: the content of every source and header, the flags, upconv's version, torch
+  (version, commit, CUDA version, C++ ABI), the Python ABI, the C library and the architecture. All
+  of it is read from this process and from files, in about a millisecond.
+- `Toolchain.fingerprint`: path, size and modification time of the compilers (see `tools.py`).
+  Where nothing can be built, a build with any fingerprint is accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..version import __version__
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+
+KINDS = ("cpu", "cuda")
+
+SOURCES = {
+    "cpu": ("binding/cpu_binding.cpp", "cpu/*.cpp"),
+    "cuda": ("binding/cuda_binding.cpp", "cuda/*.cu"),
+}
+"""What is compiled, as patterns below csrc. File stems must differ: they name the objects."""
+
+_FOREIGN = {"cpu": ("cuda/", "binding/cuda_"), "cuda": ("cpu/", "binding/cpu_")}
+"""What belongs to the other library only, and so does not enter the key."""
+
+_SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
+
+# torch's own flags carry no -O at all. The library is used through its registrations alone, so
+# nothing but those need be visible.
+CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden")
+# torch links libtorch_python whether it is used or not; --as-needed leaves it out.
+LDFLAGS = ("-fopenmp", "-Wl,--as-needed")
+CUDA_CFLAGS = ("-O3", "--expt-relaxed-constexpr", "-lineinfo", "-Xcompiler=-fvisibility=hidden")
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """One library: everything that decides what its machine code is."""
+
+    kind: str
+    sources: tuple[Path, ...]
+    inputs: tuple[Path, ...]
+    """Every file that the build may read, headers included."""
+    cflags: tuple[str, ...] = CFLAGS
+    cuda_cflags: tuple[str, ...] = ()
+    ldflags: tuple[str, ...] = LDFLAGS
+    include_paths: tuple[Path, ...] = ()
+    arch: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"upconv_{self.kind}"
+
+    @property
+    def with_cuda(self) -> bool:
+        return any(source.suffix == ".cu" for source in self.sources)
+
+    def parts(self) -> dict[str, str]:
+        """What the key is made of. Reads the inputs anew each time: they may have been edited."""
+        import torch
+
+        flags = (self.cflags, self.cuda_cflags, self.ldflags)
+        return {
+            "upconv": __version__,
+            "kind": self.kind,
+            "inputs": _digest_files(self.inputs),
+            "flags": json.dumps(flags),
+            "torch": str(torch.__version__),
+            "torch_commit": str(torch.version.git_version),
+            "cuda": str(torch.version.cuda),
+            "cxx11_abi": str(torch.compiled_with_cxx11_abi()),
+            "python": importlib.machinery.EXTENSION_SUFFIXES[0],
+            "libc": _libc(),
+            "arch": f"{sys.platform}-{platform.machine()}-{self.arch}",
+        }
+
+    def key(self) -> str:
+        return digest(json.dumps(self.parts(), sort_keys=True))
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _libc() -> str:
+    # A library linked against a newer glibc does not load on an older one, and homes are shared.
+    try:
+        return str(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (ValueError, OSError):
+        return ""
+
+
+def _digest_files(files: Sequence[Path]) -> str:
+    whole = hashlib.sha256()
+    # Names relative to what they share: the same package installed elsewhere has the same key.
+    root = os.path.commonpath([file.parent for file in files]) if files else ""
+    for file in files:
+        content = file.read_bytes()
+        whole.update(f"{os.path.relpath(file, root)}\0{len(content)}\0".encode())
+        whole.update(content)
+    return whole.hexdigest()
+
+
+def _gencode(capability: tuple[int, int]) -> str:
+    # 9.0a, not 9.0: WGMMA exists only in the architecture-specific variant, which torch's own
+    # choice of flags never selects.
+    number = f"{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
+    return f"-gencode=arch=compute_{number},code=sm_{number}"
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """Of every visible GPU; Hopper where there is none, so that one can build ahead of time."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return [(9, 0)]
+    return sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
+
+
+def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
+    """The build of "cpu" or "cuda" from this installation's csrc."""
+    if kind not in KINDS:
+        raise ValueError(f"there is no library {kind!r}; choose one of {', '.join(KINDS)}")
+    sources = [file for pattern in SOURCES[kind] for file in sorted(CSRC.glob(pattern))]
+    inputs = [
+        file
+        for file in sorted(CSRC.rglob("*"))
+        if file.suffix in _SUFFIXES
+        and not file.relative_to(CSRC).as_posix().startswith(_FOREIGN[kind])
+    ]
+    gencodes: list[str] = []
+    if kind == "cuda":
+        gencodes = [_gencode(c) for c in ([capability] if capability else _capabilities())]
+    return BuildSpec(
+        kind=kind,
+        sources=tuple(sources),
+        inputs=tuple(inputs),
+        cuda_cflags=(*CUDA_CFLAGS, *gencodes) if gencodes else (),
+        include_paths=(CSRC,),
+        arch=" ".join(gencodes),
+    )

@@ -1,0 +1,265 @@
+"""The operators as PyTorch sees them: `torch.ops.upconv.*`.
+
+Schemas are defined here, in Python, so that the operators exist before anything is compiled and
+traced graphs that hold them can be loaded at once. A call runs through these levels:
+
+    Autocast            cast as PyTorch does for convolutions                         (Python)
+    Autograd            function transforms, gradients (autograd.py)                  (Python)
+    AutogradCPU/CUDA    once a library is loaded: straight on when nothing is recorded   (C++)
+    backend, unbuilt    check, plan, build and load if the plan wants it, call again  (Python)
+    CPU/CUDA            once a library is loaded: look the plan up and run it            (C++)
+
+What takes precedence once loaded is decided by PyTorch's dispatcher: kernels for a device stand
+before the ones for an alias, which is what the Python ones are registered under.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import autograd, plans
+from .checks import check_call, check_grad_output, expand
+from .planner import Plan
+from .plans import forced, hardware, tf32_allowed
+
+__all__ = ["FORWARD", "clear_plans", "forced", "hardware", "tf32_allowed"]
+
+_FORWARD_ARGUMENTS = (
+    "Tensor input, Tensor weight, Tensor? bias=None, SymInt[{n}] stride=1, SymInt[{n}] padding=0, "
+    "SymInt[{n}] output_padding=0, SymInt groups=1, SymInt[{n}] dilation=1"
+)
+_PARAMETERS = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt groups, SymInt[] dilation"
+)
+_SCHEMAS = (
+    *(f"conv_transpose{n}d({_FORWARD_ARGUMENTS.format(n=n)}) -> Tensor" for n in (1, 2, 3)),
+    "conv_transpose_grad_input(Tensor grad_output, Tensor weight, SymInt[] input_size, "
+    f"{_PARAMETERS}) -> Tensor",
+    "conv_transpose_grad_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, "
+    f"{_PARAMETERS}) -> Tensor",
+    # What the compiled side asks of Python: never on a call whose key it has seen before.
+    f"_autograd(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> Tensor",
+    f"_check(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> ()",
+    "_make_plan(int[] key) -> int[]",
+    # What Python asks of the compiled side.
+    "_clear_cpu_plans() -> ()",
+    "_clear_cuda_plans() -> ()",
+)
+
+_library = torch.library.Library("upconv", "DEF")  # type: ignore[no-untyped-call]
+for _schema in _SCHEMAS:
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+
+FORWARD: tuple[Callable[..., Tensor], ...] = (
+    torch.ops.upconv.conv_transpose1d.default,
+    torch.ops.upconv.conv_transpose2d.default,
+    torch.ops.upconv.conv_transpose3d.default,
+)
+"""The forward operators, by number of spatial dimensions less one."""
+
+_BACKEND_KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
+_not_served: set[str] = set()
+
+
+def compiled(kind: str) -> bool:
+    """Has the library for "cpu" or "cuda" tensors been loaded?"""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        "upconv::conv_transpose2d", _BACKEND_KEYS[kind].name
+    )
+
+
+def serve(kind: str) -> bool:
+    """Build and load the library for a kind of device, unless that was tried before."""
+    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False  # a build inside a CUDA graph would end the capture
+    if kind not in _not_served and not compiled(kind):
+        from . import jit
+
+        if not (jit.load(kind).ok and compiled(kind)):
+            _not_served.add(kind)
+    return kind not in _not_served
+
+
+def _parameters(
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> tuple[Sequence[int], Sequence[int], Sequence[int], int, Sequence[int]]:
+    """Defaults put in: the dispatcher leaves out trailing arguments that equal them."""
+    return stride, padding, output_padding, groups, dilation
+
+
+def _forward_unbuilt(
+    ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor:
+    """The first call on a device, and every call on devices without kernels of ours."""
+    rest = _parameters(*given)
+    check_call(ndim, input, weight, bias, *rest)
+    plan = planned(ndim, input, weight, bias, *rest)
+    with torch._C._AutoDispatchBelowAutograd():
+        if plan is not None and plan.kernel != "aten" and serve(input.device.type):
+            return FORWARD[ndim - 1](input, weight, bias, *rest)
+        return autograd.ATEN_CONV[ndim - 1](input, weight, bias, *rest)
+
+
+def planned(
+    ndim: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Plan | None:
+    """The plan of a checked call; None where PyTorch is to have it without further thought."""
+    named = {
+        "stride": stride,
+        "padding": padding,
+        "output_padding": output_padding,
+        "dilation": dilation,
+    }
+    lists = [expand(name, values, ndim) for name, values in named.items()]
+    key = plans.key_of(ndim, input, weight, bias, lists, groups)
+    return None if key is None else plans.plan_of(key)
+
+
+def _forward_fake(
+    ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor:
+    """Shape, dtype and strides: PyTorch's own operator on tensors without values.
+
+    Every kernel of ours writes the layout PyTorch would write.
+    """
+    rest = _parameters(*given)
+    check_call(ndim, input, weight, bias, *rest)
+    return autograd.ATEN_CONV[ndim - 1](input, weight, bias, *rest)
+
+
+def _forward_autograd(
+    ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor:
+    return autograd.conv_transpose(ndim, input, weight, bias, *_parameters(*given))
+
+
+def _forward_batched(
+    ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor:
+    """vmap: PyTorch's operator has a batching rule."""
+    return autograd.ATEN_CONV[ndim - 1](input, weight, bias, *_parameters(*given))
+
+
+def _forward_autocast(
+    device: str, ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
+) -> Tensor:
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(tensor: Tensor | None) -> Tensor | None:
+        eligible = (
+            tensor is not None
+            and tensor.is_floating_point()
+            and tensor.dtype != torch.float64
+            and tensor.device.type == device
+        )
+        return tensor.to(dtype) if tensor is not None and eligible else tensor
+
+    key = "AutocastCPU" if device == "cpu" else "AutocastCUDA"
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return FORWARD[ndim - 1](cast(input), cast(weight), cast(bias), *given)
+
+
+def _input_gradient(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Tensor:
+    rest = (stride, padding, output_padding, groups, dilation)
+    check_grad_output(
+        weight.dim() - 2,
+        grad_output,
+        input_size,
+        weight.shape,
+        (stride, padding, output_padding, dilation),
+        groups,
+    )
+    with torch._C._AutoDispatchBelowAutograd():
+        return autograd.aten_input_gradient(grad_output, weight, input_size, *rest)
+
+
+def _weight_gradient(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Tensor:
+    rest = (stride, padding, output_padding, groups, dilation)
+    check_grad_output(
+        len(weight_size) - 2,
+        grad_output,
+        input.shape,
+        weight_size,
+        (stride, padding, output_padding, dilation),
+        groups,
+    )
+    with torch._C._AutoDispatchBelowAutograd():
+        return autograd.aten_weight_gradient(grad_output, input, weight_size, *rest)
+
+
+def clear_plans() -> None:
+    """Forget every plan, also where the compiled side keeps them."""
+    plans.clear()
+
+
+def _clear_compiled_plans() -> None:
+    for kind in _BACKEND_KEYS:
+        if compiled(kind):
+            getattr(torch.ops.upconv, f"_clear_{kind}_plans")()
+
+
+def _implement(name: str, key: str, kernel: Callable[..., Any]) -> None:
+    _library.impl(name, kernel, key)  # type: ignore[no-untyped-call]
+
+
+def _register() -> None:
+    for ndim in (1, 2, 3):
+        name = f"conv_transpose{ndim}d"
+        _implement(name, "CompositeExplicitAutograd", partial(_forward_unbuilt, ndim))
+        _implement(name, "Autograd", partial(_forward_autograd, ndim))
+        _implement(name, "FuncTorchBatched", partial(_forward_batched, ndim))
+        _implement(name, "AutocastCPU", partial(_forward_autocast, "cpu", ndim))
+        _implement(name, "AutocastCUDA", partial(_forward_autocast, "cuda", ndim))
+        torch.library.register_fake(f"upconv::{name}", partial(_forward_fake, ndim), lib=_library)
+    for name, unbuilt, differentiated, aten in (
+        ("grad_input", _input_gradient, autograd.input_gradient, autograd.aten_input_gradient),
+        ("grad_weight", _weight_gradient, autograd.weight_gradient, autograd.aten_weight_gradient),
+    ):
+        name = f"conv_transpose_{name}"
+        _implement(name, "CompositeExplicitAutograd", unbuilt)
+        _implement(name, "Autograd", differentiated)
+        _implement(name, "FuncTorchBatched", aten)
+        torch.library.register_fake(f"upconv::{name}", aten, lib=_library)
+    _implement("_autograd", "CompositeImplicitAutograd", autograd.conv_transpose)
+    _implement("_check", "CompositeImplicitAutograd", check_call)
+    _implement("_make_plan", "CompositeExplicitAutograd", lambda key: plans.record(key))
+    plans.on_clear(_clear_compiled_plans)
+
+
+_register()
