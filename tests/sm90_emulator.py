@@ -96,7 +96,11 @@ def pack(plan: Plan, weight: np.ndarray) -> np.ndarray:
                         out = channel + row % plan.fold_rows
                         first = (piece * plan.slice_blocks + pair["block"]) * elements
                         for e in range(2 * elements):
-                            if tap >= 0 and out < plan.out_channels and first + e < plan.in_channels:
+                            if (
+                                tap >= 0
+                                and out < plan.out_channels
+                                and first + e < plan.in_channels
+                            ):
                                 index = (first + e) * plan.weight_in + out * plan.weight_out + tap
                                 block[k * 2 * elements + e, row] = flat[index]
                 blocks.append(block)
@@ -104,14 +108,15 @@ def pack(plan: Plan, weight: np.ndarray) -> np.ndarray:
 
 
 def fill(plan: Plan, x: np.ndarray, o: int, y: int, q: int, piece: int) -> np.ndarray:
-    """One slice of the tile, [16-byte channel block, pixel, channel of the block]; NaN = unfilled."""
+    """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled."""
     elements = 4 if plan.operand == 0 else 8
-    assert plan.pitch % 4 == 0 and plan.pixels % 4 == 0, "items are 4 pixels of a row"
+    assert (plan.pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
     if not plan.channels_last and plan.copy == 0:
-        first = (q + plan.shift_x) % 4
-        assert first == 0 and plan.in_w % 4 == 0, "whole vectors start on multiples of 4"
+        starts = ((q + plan.shift_x) % 4, plan.in_w % 4)
+        assert starts == (0, 0), "whole vectors start on multiples of 4"
     if plan.copy == 1 and plan.operand:
-        assert (q + plan.shift_x) % 2 == 0 and plan.in_w % 2 == 0, "4 bytes are two pixels"
+        starts = ((q + plan.shift_x) % 2, plan.in_w % 2)
+        assert starts == (0, 0), "4 bytes are two pixels"
     tile = np.full((plan.slice_blocks, plan.plane + 256, elements), np.nan)
     for pixel in range(plan.pixels):
         row, column = divmod(pixel, plan.pitch)

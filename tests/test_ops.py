@@ -26,11 +26,18 @@ TESTS = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library loaded, and its kernel used wherever it is legal."""
+    """The library loaded, and its kernel used wherever it is legal.
+
+    One thread: finite differences are thousands of tiny calls, and on a machine that is busy
+    otherwise, threads that wait for each other take 20 times as long.
+    """
     assert load("cpu").ok
     monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with ops.forced("cpu_fprop"):
         yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
@@ -50,7 +57,11 @@ def test_opcheck(ndim: int) -> None:
 
 
 def test_all_of_this_holds_before_anything_is_built() -> None:
-    environment = os.environ | {"UPCONV_BACKEND": "aten", "PYTHONPATH": str(TESTS.parent)}
+    environment = os.environ | {
+        "UPCONV_BACKEND": "aten",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(TESTS.parent),
+    }
     done = subprocess.run(
         [sys.executable, str(TESTS / "operator_checks.py")],
         env=environment,
@@ -383,13 +394,9 @@ class TestBorderToTheCompiledSide:
         record = plans.record
         monkeypatch.setattr(plans, "record", lambda key: keys.append(list(key)) or record(key))
         x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 6, 3, 3)
-        before = torch.get_num_threads()
-        try:
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                torch.ops.upconv.conv_transpose2d(x, w)
-        finally:
-            torch.set_num_threads(before)
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            torch.ops.upconv.conv_transpose2d(x, w)
         assert [key[plans.KEY_HEADER.index("threads")] for key in keys] == [1, 2]
 
 

@@ -12,7 +12,7 @@ that, as far from the exact value as twice PyTorch's own largest error is good e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from math import prod
 
 import pytest
@@ -26,7 +26,7 @@ from torch.nn import functional as F
 import upconv
 from upconv import functional, ops
 
-EXAMPLES = 340  # for each of 6 tests: 2,040 configurations
+EXAMPLES = 1000  # for each number of dimensions
 THEIRS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 OURS = {1: upconv.conv_transpose1d, 2: upconv.conv_transpose2d, 3: upconv.conv_transpose3d}
 NAMES = ("forward", "grad_input", "grad_weight", "grad_bias")
@@ -84,35 +84,40 @@ def assert_close(case: Case, name: str, ours: Tensor, theirs: Tensor, exact: Ten
     )
 
 
-def check(case: Case) -> None:
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def check(case: Case, kernels: tuple[str | None, ...] = (None, "cpu_fprop")) -> None:
+    """By the planner's choice, and by the native kernel wherever it is legal."""
     tensors = list(case.tensors())
     theirs = run(THEIRS[case.ndim], case, tensors)
-    ours = run(OURS[case.ndim], case, tensors)
-    with torch.no_grad():
-        unrecorded = OURS[case.ndim](*tensors, *case.parameters)
-    assert unrecorded.stride() == theirs["forward"].stride()
-    assert ours["forward"].stride() == theirs["forward"].stride()
     exact, scale = exact_and_scale(case, tensors)
-    for name in ours:
-        assert_close(case, name, ours[name], theirs[name], exact[name], scale[name])
-    assert_close(case, "forward", unrecorded, theirs["forward"], exact["forward"], scale["forward"])
-
-
-@pytest.fixture(params=["planner", "cpu_fprop"])
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The planner's own choice, and the native kernel wherever it is legal, gradients included."""
-    if request.param == "planner":
-        with nullcontext():
-            yield "planner"
-        return
-    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
-    with ops.forced(request.param):
-        yield request.param
+    for kernel in kernels:
+        with ops.forced(kernel):
+            ours = run(OURS[case.ndim], case, tensors)
+            with torch.no_grad(), threads(2):
+                unrecorded = OURS[case.ndim](*tensors, *case.parameters)
+        assert unrecorded.stride() == theirs["forward"].stride()
+        assert ours["forward"].stride() == theirs["forward"].stride()
+        for name in ours:
+            assert_close(case, name, ours[name], theirs[name], exact[name], scale[name])
+        assert_close(
+            case, "forward", unrecorded, theirs["forward"], exact["forward"], scale["forward"]
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_drawn_configurations_equal_pytorch(kernel: str, ndim: int) -> None:
+def test_drawn_configurations_equal_pytorch(ndim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else calls as small as these would record their gradients by PyTorch's function.
+    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
     seen = set()
 
     @settings(
@@ -127,8 +132,11 @@ def test_drawn_configurations_equal_pytorch(kernel: str, ndim: int) -> None:
         seen.add(case)
         check(case)
 
-    drawn()
-    assert len(seen) >= EXAMPLES * 0.95
+    # On a busy machine, threads that wait for each other take most of the time; the call that
+    # records nothing has two.
+    with threads(1):
+        drawn()
+    assert len(seen) >= 0.95 * EXAMPLES
     assert {case.dtype for case in seen} == set(DTYPES)
     assert {case.batch for case in seen} >= {None, 0, 1, 2}
 

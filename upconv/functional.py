@@ -88,26 +88,28 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
                 groups,
                 dilation,
             ]
-            if route is not None and (
-                route[1]
-                or not _is_grad_enabled()
-                or not (
+            if route is None or (
+                not route[1]
+                and _is_grad_enabled()
+                and (
                     input.requires_grad
                     or weight.requires_grad
                     or (bias is not None and bias.requires_grad)
                 )
             ):
-                # 1.0 and True find the entry of 1, and the operator would not see the difference.
-                if (
-                    type(groups) is int
-                    and type(stride) in _SPELLINGS
-                    and type(padding) in _SPELLINGS
-                    and type(output_padding) in _SPELLINGS
-                    and type(dilation) in _SPELLINGS
-                ):
-                    return op(input, weight, bias, *route[0])
-            elif not (weight.is_meta or (bias is not None and bias.is_meta)):
-                return aten(input, weight, bias, stride, padding, output_padding, groups, dilation)
+                if not (weight.is_meta or (bias is not None and bias.is_meta)):
+                    return aten(
+                        input, weight, bias, stride, padding, output_padding, groups, dilation
+                    )
+            # 1.0 and True find the entry of 1, and the operator would not see the difference.
+            elif (
+                type(groups) is int
+                and type(stride) in _SPELLINGS
+                and type(padding) in _SPELLINGS
+                and type(output_padding) in _SPELLINGS
+                and type(dilation) in _SPELLINGS
+            ):
+                return op(input, weight, bias, *route[0])
         except (KeyError, TypeError, AttributeError, RuntimeError):
             pass  # a call of a new kind, or a bad one: the long way tells
         return _long_way(

@@ -27,7 +27,16 @@ from .checks import check_call, check_grad_output, expand
 from .planner import Plan
 from .plans import forced, hardware, tf32_allowed
 
-__all__ = ["FORWARD", "clear_plans", "forced", "hardware", "tf32_allowed"]
+__all__ = [
+    "FORWARD",
+    "clear_plans",
+    "compiled",
+    "forced",
+    "hardware",
+    "planned",
+    "serve",
+    "tf32_allowed",
+]
 
 _FORWARD_ARGUMENTS = (
     "Tensor input, Tensor weight, Tensor? bias=None, SymInt[{n}] stride=1, SymInt[{n}] padding=0, "

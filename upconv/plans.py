@@ -177,7 +177,9 @@ def cpu_hardware(threads: int) -> Hardware:
     levels = ("scalar", "avx2", "avx512")
     asked = env.settings().isa
     isa = best if asked == "auto" else min(best, asked, key=levels.index)
-    return Hardware("cpu", name="CPU", threads=threads, isa=isa)
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    native = any(getattr(torch.cpu, probe, bool)() for probe in probes)
+    return Hardware("cpu", name="CPU", threads=threads, isa=isa, native_16bit=native)
 
 
 @lru_cache(maxsize=64)

@@ -163,4 +163,4 @@ def _properties(kind: type) -> set[str]:
 
 def _title(layer: nn.Module) -> str:
     """The first line of its repr."""
-    return repr(layer).split("\n", 1)[0].rstrip("(") if repr(layer) else type(layer).__name__
+    return repr(layer).split("\n", 1)[0].rstrip("(")

@@ -43,7 +43,13 @@ _SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
 CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden")
 # torch links libtorch_python whether it is used or not; --as-needed leaves it out.
 LDFLAGS = ("-fopenmp", "-Wl,--as-needed")
-CUDA_CFLAGS = ("-O3", "--expt-relaxed-constexpr", "-lineinfo", "-Xcompiler=-fvisibility=hidden")
+CUDA_CFLAGS = (
+    "-O3",
+    "--expt-relaxed-constexpr",
+    "-lineinfo",
+    "-Xcompiler=-fvisibility=hidden",
+    "--split-compile=0",  # the kernels of a file side by side: 19 s instead of 50 on 16 cores
+)
 
 
 @dataclass(frozen=True)

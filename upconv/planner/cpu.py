@@ -212,11 +212,11 @@ def _phase_lists(all_phases: Phases) -> Iterator[int]:
 STEP_CYCLES = (
     {4: 4.5, 2: 2.5, 1: 1.5},
     {4: 2.6, 2: 1.7, 1: 1.4},
-    {8: 4.9, 4: 2.8, 2: 2.1, 1: 1.8},
+    {8: 5.3, 4: 3.0, 2: 2.2, 1: 1.9},
 )
 CALL_CYCLES = 60.0
 """Start and end of a micro-kernel call: sums to and from registers, loops over taps."""
-PIECE_CYCLES = 20.0
+PIECE_CYCLES = 45.0
 """A run of outputs within one row: address, and the partial vector at its end."""
 FILL_CYCLES = 0.35
 """Copying one element into the input buffer."""
@@ -226,7 +226,7 @@ PACK_CYCLES = 4.0
 """One weight into the order of the micro-kernel."""
 STORE_BYTES_PER_MICROSECOND = {"recycled": 12000.0, "fresh": 3500.0}
 """One thread storing outputs: to memory that malloc had before, and to newly mapped pages."""
-CALL_MICROSECONDS = 9.0
+CALL_MICROSECONDS = 6.0
 TEAM_MICROSECONDS = 5.0
 """Waking the other threads, twice a call."""
 

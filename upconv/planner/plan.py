@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from . import cpu, sm90
+from . import cpu, cuda_aten, sm90
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import Hardware, Problem
@@ -62,11 +62,12 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
 
 
 def _aten(problem: Problem, hardware: Hardware) -> Candidate:
-    """PyTorch's own operator. Only on a CPU is there an estimate; elsewhere it is the last resort."""
+    """PyTorch's own operator: always legal."""
     if hardware.kind == "cpu":
         estimate = cpu.aten_microseconds(problem, hardware)
         return Candidate(ATEN, estimate, notes=(cpu.aten_note(problem),))
-    return Candidate(ATEN, microseconds=float("inf"), notes=("PyTorch's own operator",))
+    estimate = cuda_aten.aten_microseconds(problem)
+    return Candidate(ATEN, estimate, notes=(cuda_aten.aten_note(problem),))
 
 
 def _expected(candidate: Candidate) -> float:

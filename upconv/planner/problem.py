@@ -128,6 +128,8 @@ class Hardware:
     """CPU: threads torch uses."""
     isa: str = ""
     """CPU: "avx512", "avx2" or "scalar"."""
+    native_16bit: bool = False
+    """CPU: multiplies 16-bit numbers in hardware (AVX-512 BF16, AMX); PyTorch makes use of it."""
     capability: tuple[int, int] = (0, 0)
     """CUDA: compute capability."""
     multiprocessors: int = 0

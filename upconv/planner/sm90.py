@@ -21,7 +21,7 @@ from itertools import product
 from .candidate import Candidate, Refusal
 from .geometry import Tap, output_size
 from .problem import Hardware, Problem
-from .sm90_tiling import Tiling, step_count, tilings
+from .sm90_tiling import STEP_PAIRS, Tiling, step_count, tilings, up
 
 KERNEL = "sm90_wgmma_fprop"
 
@@ -102,8 +102,7 @@ class Shape:
             for i in range(0, len(self.rows.firsts), self.folds)
         ]
         return tuple(
-            tuple(self._kind(group, x) for x in range(len(self.columns.firsts)))
-            for group in groups
+            tuple(self._kind(group, x) for x in range(len(self.columns.firsts))) for group in groups
         )
 
     def _kind(self, group: range, x: int) -> Kind:
@@ -205,6 +204,8 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.ndim == 3:
         return "3-D is not covered"
+    if problem.ndim == 1 and problem.channels_last:
+        return "1-D is covered in the contiguous layout only"
     if problem.groups != 1:
         return f"groups = {problem.groups}: covers groups = 1 only"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -274,11 +275,12 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
         first = count
         for offset, block, taps in entries:
             pairs += [offset, block, *taps, *[-1] * (MAX_FOLDS - len(taps))]
-        count += len(entries)
-        ranges[kind] = (first, count)
+        ranges[kind] = (first, first + len(entries))
+        count += up(len(entries), STEP_PAIRS)  # lists begin on whole steps
+        pairs += [0, 0, *[-1] * MAX_FOLDS] * (count - ranges[kind][1])
         kinds.append(kind)
         padded = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
-        kind_fields += [kind.first_x, *padded, first, count]
+        kind_fields += [kind.first_x, *padded, *ranges[kind]]
     job_fields: list[int] = []
     weights = 0
     for job in job_list:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from .problem import Hardware
@@ -34,20 +34,43 @@ TILES = (
 
 STEP_PAIRS = 4
 STAGE_BYTES = 8192
-FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 8 * 544 + 4 * 64 * 128 + 4096
-"""Barriers, column tables, staging of 8 warps, raw ring of the loaders, slack after the last plane."""
+FIXED_BYTES = 1024 + 2 * 256 * 4 + 2 * 8 * 96 * 4 + 1024 * 4 + 8 * 8 * 544 + 6 * 64 * 96 + 4096
+"""Barriers, tables of columns, offsets and pairs, staging of 8 warps, raw ring of the loaders, and
+slack after the last plane."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
+LOADERS = 96
+"""Loader threads of a block."""
 MAX_SLOTS, MAX_STAGES = 16, 16
+MAX_PIXELS = 768
+"""A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
+
+PLANE_PHASE = 1
+"""Pixels of a plane, modulo 8: a pixel's blocks then fall into different banks."""
 
 CLOCK_MHZ = 1700.0
 """Sustained under tensor load on an H200."""
-L2_BYTES = 26.0
-"""Bytes a cycle that one multiprocessor draws from L2 when all of them do."""
-STORE_BYTES = 13.0
-"""Bytes a cycle that one multiprocessor stores when all of them do."""
 DRAM_BYTES = 18.4
-"""4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
+"""Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
+
+# Cycles of one unit of work, fitted to 720 tilings of 9 problems measured on an H200 (2026-11-15,
+# least squares with non-negative terms, 10 % standard deviation; docs/notes has the story). The
+# terms add up because the stages of the pipeline share the shared-memory port; where they overlap
+# fully the largest one alone would count.
+TENSOR_CYCLES = 0.74
+"""For each N / 2 cycles that the tensor cores need by themselves."""
+ITEM_CYCLES = 547.0
+"""For each item (4 pixels of a channel block) of a loader thread."""
+STORE_CYCLES = 0.0070
+"""For each byte stored."""
+WEIGHT_CYCLES = 0.0085
+"""For each byte of packed weights streamed from L2."""
+SLICE_CYCLES = 121.0
+UNIT_CYCLES = 4229.0
+PACK_MICROSECONDS = 8.0
+"""Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
+START_CYCLES = 4000.0
+"""Launch, first slice and last store, which nothing hides."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +99,7 @@ class Tiling:
 
     @property
     def microseconds(self) -> float:
-        return self.cycles / CLOCK_MHZ + 2.0
+        return self.cycles / CLOCK_MHZ + PACK_MICROSECONDS
 
     @property
     def split_pixels(self) -> int:
@@ -162,7 +185,7 @@ class Tiling:
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} slots, "
             f"{self.stages} weight stages",
-            f"bound by {self.bound}: {self.cycles / CLOCK_MHZ:.1f} us expected",
+            f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
 
@@ -219,49 +242,45 @@ def store_vector(shape: Shape, job_list: list[Job]) -> int:
     return whole if width % whole == 0 else gcd(width, 2)
 
 
+def widths(shape: Shape, n: int, vector: int) -> list[int]:
+    """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
+    count = shape.columns.count
+    whole = vector // gcd(vector, shape.columns.out_step)
+    align = max(whole, copy_mode(shape)[1])
+    parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
+    cut = {up(-(-count // part), align if part > 1 else whole) for part in parts}
+    return sorted(width for width in cut if width <= n)
+
+
 def areas(shape: Shape, n: int, split: bool, vector: int) -> Iterator[Area]:
     """The tile areas that fit N pixels a consumer."""
     problem = shape.problem
     count_y, count_x = shape.rows.count, shape.columns.count
     low_y, high_y, low_x, high_x = shape.shifts
-    span, step = shape.columns.out_step, shape.rows.in_step
+    step = shape.rows.in_step
     start = copy_mode(shape)[1]
     low_x = low_x // start * start
-    align = max(vector // gcd(vector, span), start)
+    align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
     consumers = 2 if split else 1
-    seen = set()
-    for parts in range(1, max(2, -(-count_x // 8)) + 1):
-        width = -(-count_x // parts)
-        width = up(width, align if parts > 1 else vector // gcd(vector, span))
-        if width > n:
-            continue
-        if width in seen:
-            continue
-        seen.add(width)
+    for width in widths(shape, n, vector):
         pitch = width + high_x - low_x
-        if width >= count_x:
+        if width >= count_x:  # the margins are zeros, so rows can share them
             pitch = max(problem.in_size[1] - low_x, width + high_x, width)
-        pitch = up(pitch, ITEM_PIXELS)
-        margin_y = (high_y - low_y) // step
+        pitch = up(pitch, align)
+        overhang = max(0, width + high_x - low_x - pitch)
         most = min(1 + (n - width) // pitch, -(-count_y // consumers))
         bands = -(-count_y // (most * consumers))
         for height in {most, -(-count_y // (bands * consumers))}:
-            full = height * consumers
-            rows = full + margin_y
-            overhang = max(0, width + high_x - low_x - pitch)
+            rows = height * consumers + (high_y - low_y) // step
             pixels = up(step * rows * pitch + overhang, ITEM_PIXELS)
-            yield Area(1, full, width, pitch, rows, pixels, vector, low_x)
-        if step == 1 and most * 1 >= count_y or (split and step == 1):
-            rows = max(problem.in_size[0] - low_y, count_y + high_y, count_y)
-            used = (count_y - 1) * pitch + width
-            if used > n:
-                continue
-            images = 1 + (n - used) // (rows * pitch)
-            images = min(images, -(-problem.batch // consumers)) * consumers
-            if images < 2:
-                continue
+            yield Area(1, height * consumers, width, pitch, rows, pixels, vector, low_x)
+        used = (count_y - 1) * pitch + width
+        if step > 1 or used > n:
+            continue
+        rows = max(problem.in_size[0] - low_y, count_y + high_y, count_y)
+        images = min(1 + (n - used) // (rows * pitch), -(-problem.batch // consumers)) * consumers
+        if images > 1:
             over_rows = max(0, count_y + high_y - low_y - rows)
-            overhang = max(0, width + high_x - low_x - pitch)
             pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
             yield Area(images, count_y, width, pitch, rows, pixels, vector, low_x)
 
@@ -279,7 +298,12 @@ def pipelines(
     problem = shape.problem
     block_channels = 16 // problem.element_bytes
     total_blocks = up(-(-problem.in_channels // block_channels), 2)
-    plane = area.pixels + (1 - area.pixels) % 8  # a pixel's blocks fall into different banks
+    plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
+    if (
+        area.pixels > MAX_PIXELS
+        or area.images * problem.in_channels * prod(problem.in_size) >= 2**30
+    ):
+        return
     for slice_blocks in (8, 4, 2):
         if slice_blocks > total_blocks and slice_blocks > 2:
             continue
@@ -287,17 +311,15 @@ def pipelines(
         slot = slice_blocks * plane * 16
         room = hardware.shared_memory - FIXED_BYTES
         kinds = {kind: None for job in job_list for kind in job.kinds}
-        pair_count = sum(len(kind.taps) * slice_blocks // 2 for kind in kinds)
+        pair_count = sum(up(len(kind.taps) * slice_blocks // 2, STEP_PAIRS) for kind in kinds)
         if pair_count > 1024 or len(kinds) > 32:
             continue
         rings = 1 if split else 2  # consumers that split the pixels share their weights
-        for stages in (8, 6, 4, 3, 2):
+        for stages in (8, 6, 5, 4):
             slots = min((room - rings * stages * STAGE_BYTES) // slot, MAX_SLOTS)
             if slots >= 2:
                 depth = (slice_blocks, slices, slots, stages)
-                yield timed(
-                    shape, job_list, n, blocks, split, area, plane, depth, hardware
-                )
+                yield timed(shape, job_list, n, blocks, split, area, plane, depth, hardware)
 
 
 def timed(
@@ -322,39 +344,53 @@ def timed(
     groups = len(job_list) if split else -(-len(job_list) // 2)
     units = tiles[0] * tiles[1] * tiles[2] * groups
     steps = sum(
-        step_count(len(kind.taps) * slice_blocks // 2)
-        for job in job_list
-        for kind in job.kinds
+        step_count(len(kind.taps) * slice_blocks // 2) for job in job_list for kind in job.kinds
     )
     pairs = sum(len(kind.taps) for job in job_list for kind in job.kinds) * slice_blocks // 2
-    steps_per_unit = steps / groups * slices
-    # A WGMMA is bound by the tensor core (N / 2 cycles) or by its shared-memory operands.
-    instruction = max(n / 2, (2048 + 32 * n) / 128)
-    tensor = pairs * (2 if split else 1) / groups * slices * instruction
-    weights = steps_per_unit * STAGE_BYTES
-    fill = slices * slice_blocks * 16 * area.pixels
+    tensor = pairs * (2 if split else 1) / groups * slices * n / 2
+    weights = steps / groups * slices * STAGE_BYTES
+    side_by_side = LOADERS // min(slice_blocks, 4)
+    passes = max(slice_blocks // 4, 1)
+    items = -(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices
     outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
     store = outputs * problem.element_bytes / units
     # Few whole sectors in a store of strided columns: each one costs as much as a full one.
     strided = not problem.channels_last and shape.columns.out_step > 1
     if strided and not job_list[0].interleave:
         store *= min(shape.columns.out_step, 32 // problem.element_bytes)
-    traffic = (weights + fill) / L2_BYTES
-    write = store / STORE_BYTES
-    dram = problem.bytes / units / DRAM_BYTES
+    terms = {
+        "tensor cores": TENSOR_CYCLES * tensor,
+        "filling the tile": ITEM_CYCLES * items + SLICE_CYCLES * slices,
+        "stores": STORE_CYCLES * store,
+        "weights from L2": WEIGHT_CYCLES * weights,
+    }
+    memory = problem.bytes / units / DRAM_BYTES
+    cycles = max(sum(terms.values()) + UNIT_CYCLES, memory)
+    bound = max(terms, key=lambda name: terms[name])
     if slots < 3:
-        tensor *= 1.25
-    cycles = max(tensor, traffic, write, dram)
-    bound = ("tensor cores", "L2 traffic", "stores", "memory")[
-        (tensor, traffic, write, dram).index(cycles)
-    ]
-    # Each unit has a tail that nothing hides: the slower stages a quarter, and the hand-over.
-    cycles += 0.15 * (tensor + traffic + write - max(tensor, traffic, write)) + 600
+        cycles *= 1.1  # the consumers then wait for each other
     waves = -(-units // hardware.multiprocessors)
     return Tiling(
-        n, blocks, split, area.images, area.height, area.width, area.pitch, area.rows,
-        area.pixels, plane, slice_blocks, slices, slots, stages, area.vector, area.shift_x, groups, tiles,
-        cycles * waves + 4000, bound,
+        n,
+        blocks,
+        split,
+        area.images,
+        area.height,
+        area.width,
+        area.pitch,
+        area.rows,
+        area.pixels,
+        plane,
+        slice_blocks,
+        slices,
+        slots,
+        stages,
+        area.vector,
+        area.shift_x,
+        groups,
+        tiles,
+        cycles * waves + START_CYCLES,
+        bound,
     )
 
 

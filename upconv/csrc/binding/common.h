@@ -223,6 +223,7 @@ std::array<int64_t, N + 2> output_shape(const PlanKey& key) {
 struct PlanRecord {
   KernelId kernel = kAten;
   std::vector<int64_t> params;
+  std::shared_ptr<const void> prepared;  // the parameters as the kernel takes them, where it helps
 };
 
 using PlanPointer = std::shared_ptr<const PlanRecord>;

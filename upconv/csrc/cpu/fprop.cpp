@@ -34,7 +34,8 @@ const Kernels& choose_kernels(int64_t isa, bool is_double) {
   if (isa >= 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw"))
     return avx512_kernels(is_double);
-  if (isa >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+  if (isa >= 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("f16c"))
     return avx2_kernels(is_double);
 #endif
   return generic_kernels(is_double);

@@ -3,163 +3,14 @@
 //   UPCONV_VECTOR_BYTES  bytes of a vector register
 //   UPCONV_REGISTERS     number of vector registers
 //
-// Order: vectors, micro-kernel, input tile, output rows, one unit of work, weights, table.
+// Order: input tile, output rows, one unit of work, weights, table; the micro-kernel and the
+// conversions of rows have files of their own.
+
+#include "fprop_convert.h"
+#include "fprop_micro.h"
 
 namespace upconv {
 namespace UPCONV_ISA {
-
-// ---------------------------------------------------------------------------------- vectors
-
-template <class T>
-struct Vector;
-template <>
-struct Vector<float> {
-  typedef float type __attribute__((vector_size(UPCONV_VECTOR_BYTES)));
-  typedef float loose __attribute__((vector_size(UPCONV_VECTOR_BYTES), aligned(4), may_alias));
-  typedef int32_t mask __attribute__((vector_size(UPCONV_VECTOR_BYTES)));
-};
-template <>
-struct Vector<double> {
-  typedef double type __attribute__((vector_size(UPCONV_VECTOR_BYTES)));
-  typedef double loose __attribute__((vector_size(UPCONV_VECTOR_BYTES), aligned(8), may_alias));
-  typedef int64_t mask __attribute__((vector_size(UPCONV_VECTOR_BYTES)));
-};
-
-template <class T>
-constexpr int kLanes = UPCONV_VECTOR_BYTES / sizeof(T);
-template <class T>
-constexpr int64_t kStrip = kStripBytes / sizeof(T);
-
-template <class T>
-static inline typename Vector<T>::type load(const T* p) {
-  return *reinterpret_cast<const typename Vector<T>::loose*>(p);
-}
-template <class T>
-static inline void store(T* p, typename Vector<T>::type v) {
-  *reinterpret_cast<typename Vector<T>::loose*>(p) = v;
-}
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t greatest(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// ----------------------------------------------------------------------------- micro-kernel
-
-// `Rows` output channels by `Width` vectors of positions, kept in registers over all taps and input
-// channels. AVX-512: 8 x 3 = 24 sums, 3 inputs and a broadcast weight fit 32 registers; a step of
-// 24 multiply-adds (12 cycles) needs 3 + 8 loads (5.5 to 7 cycles). AVX2: 4 x 3 of 16 registers.
-template <int Rows>
-constexpr int kWidth = UPCONV_REGISTERS >= 32 ? (Rows == 8 ? 3 : 6)
-                                              : (Rows == 4   ? 3
-                                                 : Rows == 2 ? 4
-                                                             : 6);
-
-constexpr int kPrefetch = 4;  // channels
-
-template <class T>
-struct MicroArgs {
-  const T* x;  // input buffer at the strip's first position
-  const T* w;  // [channel block][tap][cin][Rows]
-  const int64_t* taps;
-  int64_t tap_count, cin, channel_pitch;
-  const T* bias;  // Rows values
-  T* stage;       // sums go to stage + row * stage_pitch + position
-  int64_t stage_pitch;
-};
-
-// The micro-kernel's innermost loop: one tap, up to kChannelBlock input channels.
-template <class T, int Rows, int Width, bool Fetch>
-static inline __attribute__((always_inline)) void accumulate(
-    const T* x, int64_t pitch, const T* w, int64_t channels,
-    typename Vector<T>::type (&sum)[Rows][Width]) {
-  using V = typename Vector<T>::type;
-  for (int64_t c = 0; c < channels; ++c, x += pitch, w += Rows) {
-    V in[Width];
-    if (Fetch) {
-#pragma GCC unroll 8
-      for (int v = 0; v <= Width; ++v)
-        __builtin_prefetch(x + kPrefetch * pitch + v * kLanes<T> - (v == Width));
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < Width; ++v) {
-      in[v] = load(x + v * kLanes<T>);
-#if defined(__x86_64__)
-      asm("" : "+v"(in[v]));  // or GCC loads it again for every row: half the speed with 2 rows
-#endif
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-      const V weight = w[r] - V{};
-#pragma GCC unroll 8
-      for (int v = 0; v < Width; ++v) sum[r][v] += weight * in[v];
-    }
-  }
-}
-
-template <class T, int Rows, int Width>
-__attribute__((noinline)) static void micro(const MicroArgs<T>& args, int64_t position) {
-  using V = typename Vector<T>::type;
-  const int64_t pitch = args.channel_pitch, cin = args.cin, stage_pitch = args.stage_pitch;
-  const T* w = args.w;
-  T* stage = args.stage + position;
-  V sum[Rows][Width];
-#pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < Width; ++v) sum[r][v] = args.bias[r] - V{};
-  for (int64_t c0 = 0; c0 < cin; c0 += kChannelBlock) {
-    const int64_t channels = least(kChannelBlock, cin - c0);
-    const T* block = args.x + c0 * pitch + position;
-    int64_t last = INT64_MIN / 2;
-    for (int64_t t = 0; t < args.tap_count; ++t, w += channels * Rows) {
-      // Loads that cross a cache line are slow when they miss L1, so the first tap of a row fetches
-      // the lines ahead; the others find them in L1. With few rows the load ports are full already.
-      const int64_t tap = args.taps[t];
-      if (Rows > 2 && (tap - last > kLanes<T> || last - tap > kLanes<T>))
-        accumulate<T, Rows, Width, true>(block + tap, pitch, w, channels, sum);
-      else
-        accumulate<T, Rows, Width, false>(block + tap, pitch, w, channels, sum);
-      last = tap;
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-    for (int v = 0; v < Width; ++v) store(stage + r * stage_pitch + v * kLanes<T>, sum[r][v]);
-}
-
-// Positions [begin, end) of a strip, rounded out to whole vectors.
-template <class T, int Rows>
-static void micro_strip(const MicroArgs<T>& args, int64_t begin, int64_t end) {
-  int64_t at = begin / kLanes<T> * kLanes<T>;
-  while (at < end) {
-    const int64_t vectors = (end - at + kLanes<T> - 1) / kLanes<T>;
-    if (vectors >= kWidth<Rows>) {
-      micro<T, Rows, kWidth<Rows>>(args, at);
-      at += kWidth<Rows> * kLanes<T>;
-    } else if (vectors >= 2) {
-      micro<T, Rows, 2>(args, at);
-      at += 2 * kLanes<T>;
-    } else {
-      micro<T, Rows, 1>(args, at);
-      at += kLanes<T>;
-    }
-  }
-}
-
-template <class T>
-static void micro_rows(int rows, const MicroArgs<T>& args, int64_t begin, int64_t end) {
-  switch (rows) {
-#if UPCONV_REGISTERS >= 32
-    case 8:
-      return micro_strip<T, 8>(args, begin, end);
-#endif
-    case 4:
-      return micro_strip<T, 4>(args, begin, end);
-    case 2:
-      return micro_strip<T, 2>(args, begin, end);
-    default:
-      return micro_strip<T, 1>(args, begin, end);
-  }
-}
 
 // ------------------------------------------------------------------------------- input tile
 
@@ -216,76 +67,6 @@ static int64_t list_copies(const Job& job, int64_t tile_begin, Copy* list) {
     }
   }
   return count;
-}
-
-static inline float half_to_float(uint16_t bits) {
-#if defined(__F16C__) || defined(UPCONV_F16C)
-  return _cvtsh_ss(bits);
-#else
-  // Shift the exponent and the fraction into place and correct the exponent's bias by a product,
-  // which also turns subnormal halves into normal floats; infinity and NaN keep a full exponent.
-  union {
-    uint32_t u;
-    float f;
-  } value = {static_cast<uint32_t>(bits & 0x7fff) << 13}, scale = {0x77800000u};
-  value.f *= scale.f;
-  if ((bits & 0x7c00) == 0x7c00) value.u |= 0x7f800000u;
-  value.u |= static_cast<uint32_t>(bits & 0x8000) << 16;
-  return value.f;
-#endif
-}
-
-static inline uint16_t float_to_half(float number) {
-#if defined(__F16C__) || defined(UPCONV_F16C)
-  return static_cast<uint16_t>(_cvtss_sh(number, 0));
-#else
-  union {
-    float f;
-    uint32_t u;
-  } value = {number};
-  const uint32_t sign = value.u >> 16 & 0x8000;
-  value.u &= 0x7fffffff;
-  if (value.u >= 0x7f800000) return sign | (value.u > 0x7f800000 ? 0x7e00 : 0x7c00);
-  if (value.u >= 0x477ff000) return sign | 0x7c00;  // rounds to 65536 or above
-  if (value.u < 0x38800000) {                       // below 2^-14: let the adder round at 2^-24
-    value.f += 0.5f;
-    return sign | (value.u - 0x3f000000);
-  }
-  return sign | ((value.u + 0xc8000fff + (value.u >> 13 & 1)) >> 13);
-#endif
-}
-
-static inline float bfloat_to_float(uint16_t bits) {
-  union {
-    uint32_t u;
-    float f;
-  } value = {static_cast<uint32_t>(bits) << 16};
-  return value.f;
-}
-
-static inline uint16_t float_to_bfloat(float number) {
-  union {
-    float f;
-    uint32_t u;
-  } value = {number};
-  const uint32_t rounded = (value.u + 0x7fff + (value.u >> 16 & 1)) >> 16;
-  return (value.u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
-}
-
-// Element `i` of a tensor as the computing type; the dtype switch is hoisted by the compiler.
-static void read_row(DType dtype, const void* from, int64_t at, float* to, int64_t length) {
-  if (dtype == DType::f32) {
-    memcpy(to, static_cast<const float*>(from) + at, length * sizeof(float));
-  } else if (dtype == DType::bf16) {
-    const uint16_t* source = static_cast<const uint16_t*>(from) + at;
-    for (int64_t i = 0; i < length; ++i) to[i] = bfloat_to_float(source[i]);
-  } else {
-    const uint16_t* source = static_cast<const uint16_t*>(from) + at;
-    for (int64_t i = 0; i < length; ++i) to[i] = half_to_float(source[i]);
-  }
-}
-static void read_row(DType, const void* from, int64_t at, double* to, int64_t length) {
-  memcpy(to, static_cast<const double*>(from) + at, length * sizeof(double));
 }
 
 template <class T>
@@ -405,15 +186,6 @@ static void interleave(const T* stage, int64_t pitch, int64_t stride, const Weav
   for (int64_t p = 0; p < stride; ++p)
     for (int64_t r = p, q = 0; r < length; r += stride, ++q) outputs[r] = stage[p * pitch + q];
 }
-
-static void write_row(DType dtype, const float* from, void* to, int64_t at, int64_t length) {
-  uint16_t* target = static_cast<uint16_t*>(to) + at;
-  if (dtype == DType::bf16)
-    for (int64_t i = 0; i < length; ++i) target[i] = float_to_bfloat(from[i]);
-  else
-    for (int64_t i = 0; i < length; ++i) target[i] = float_to_half(from[i]);
-}
-static void write_row(DType, const double*, void*, int64_t, int64_t) {}
 
 // Stores the outputs of one strip, one block of channels and all width phases.
 template <class T>

@@ -42,6 +42,15 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   return at == length;
 }
 
+int64_t sm90_packed_bytes(const Sm90Params& plan) {
+  int64_t blocks = 1;  // a plan without taps still gets a pointer
+  for (int i = 0; i < plan.jobs; ++i) {
+    const int64_t end = plan.job[i].weights + static_cast<int64_t>(plan.job[i].steps) * plan.slices;
+    if (end > blocks) blocks = end;
+  }
+  return blocks * kStepBytes;
+}
+
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream) {
 #define UPCONV_TRY(index, name) \

@@ -13,6 +13,9 @@ namespace upconv {
 // over its limit).
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan);
 
+// Size of the packed weights that a plan reads.
+int64_t sm90_packed_bytes(const Sm90Params& plan);
+
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream);
 cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream);

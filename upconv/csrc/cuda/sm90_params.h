@@ -9,6 +9,7 @@ namespace upconv {
 constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
 constexpr int kMaxPairs = 1024;  // entries of all tap lists
 constexpr int kStepPairs = 4;    // entries that share one weight block
+constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
 constexpr int kMaxJobs = 128;    // blocks of rows that one warpgroup accumulates together
 constexpr int kMaxFolds = 4;     // row phases stacked in one 64-row block (few output channels)
 constexpr int kMaxBlocks = 4;    // 64-row blocks in one job
@@ -61,7 +62,7 @@ constexpr int kMaxBlocks = 4;    // 64-row blocks in one job
 struct Sm90Kind {
   int first_x;             // first output column of the width phase
   int first_y[kMaxFolds];  // first output row of each fold
-  int begin, end;          // its pairs
+  int begin, end;          // its pairs; lists begin on multiples of kStepPairs
 };
 
 // One WGMMA: a tap (of each fold) and two of the slice's channel blocks.

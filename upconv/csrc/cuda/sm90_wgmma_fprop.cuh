@@ -7,20 +7,20 @@
 // small images; the columns that fall on margins are computed and not stored.
 //
 // Roles, 12 warps:
-//   loaders    warps 0-3   fill a ring of channel slices of the tile from global memory
+//   loaders    warps 0-2   fill a ring of channel slices of the tile from global memory
+//   weights    warp 3      one thread a ring streams packed weights with bulk copies
 //   consumer 0 warps 4-7   64 x N accumulators (times MB), then its own stores
 //   consumer 1 warps 8-11  the same one slice behind: while one of them stores, the other has the
 //                          tensor cores to itself. The two share the tile and differ in weights
 //                          (other channels or phases), or share weights and split the pixels.
-// Pipelines (mbarriers, in order of travel of an input slot):
-//   filled[slot]  128 loader threads arrive -> consumer 0 may read
-//   passed[slot]  consumer 0 arrives once   -> consumer 1 may read
-//   emptied[slot] consumer 1 arrives once   -> loaders may fill again
-//   weights_full[c][stage]  bulk copy done  -> consumer c may read. The consumer itself starts the
-//                      next copy into a stage when the WGMMAs that read it have retired.
+// Pipelines (mbarriers, in order of travel of an input slot and of a weight stage):
+//   filled[slot]   96 loader threads arrive -> consumer 0 may read
+//   passed[slot]   consumer 0 arrives once  -> consumer 1 may read
+//   emptied[slot]  consumer 1 arrives once  -> loaders may fill again
+//   weights_full[ring][stage]  bulk copy completes   -> the ring's consumer may read
+//   spent[ring][stage]         consumer arrives once -> the copy of a later step may start
 // Consumers that split the pixels read one common ring of weights, so neither can be a whole slice
-// behind: both read a slot when it is filled, both arrive on emptied, and
-//   spent[stage]  consumer 0 arrives once   -> consumer 1 may refill the stage.
+// behind: both read a slot when it is filled, and both arrive on emptied and spent.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -58,23 +58,26 @@ struct Fp16 {
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
 };
 
-constexpr int kLoaders = 128;
-constexpr int kThreads = kLoaders + 256;
+constexpr int kLoaders = 96;
+constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
-constexpr int kStageBytes = 2 * kStepPairs * kRowsPerBlock * 16;  // weights of one step
+constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 16;
 constexpr int kStagingBytes = 8 * 544;  // of one warp: 8 rows of 512 bytes and padding
 constexpr int kBarrierBytes = 1024;
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies in the tile
 
-constexpr int kInFlight = 4;    // items that each loader thread has on their way
+constexpr int kInFlight = 6;    // items that each loader thread has on their way
 constexpr int kItemPixels = 4;  // an item is 4 neighbouring pixels of one channel block
 constexpr int kItemBytes = 64;
 constexpr int kRawBytes = kInFlight * kItemBytes * kLoaders;
+constexpr int kMaxItems = 8;  // items of one thread in a pass over the tile
+constexpr int kOffsetBytes = 2 * kMaxItems * kLoaders * 4;
+constexpr int kPairBytes = kMaxPairs * 4;
 
-// Shared memory: barriers, column tables, 8 staging slices (one a consumer warp), the loaders' raw ring, weight
-// rings, input ring.
+// Shared memory: barriers, column tables, 8 staging slices (one a consumer warp), the
+// loaders' raw ring, weight rings, input ring.
 // Consumers that split the pixels share one ring of weights.
 __host__ __device__ inline int weight_rings(const Sm90Params& p) { return p.split_pixels ? 1 : 2; }
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
@@ -82,13 +85,15 @@ __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
 }
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last plane.
-  return kBarrierBytes + kColumnBytes + 8 * kStagingBytes + kRawBytes + weight_rings(p) * p.stages * kStageBytes +
+  return kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes + kRawBytes + weight_rings(p) * p.stages * kStageBytes +
          p.slots * slot_bytes(p) + 4096;
 }
 
 struct Shared {
   uint32_t filled, passed, emptied, spent, weights_full;  // barrier arrays
   int* columns;
+  int* offsets;
+  int* pairs;
   unsigned char* staging;
   uint32_t raw, weights, slots;
 
@@ -98,15 +103,17 @@ struct Shared {
     passed = filled + 8 * kMaxSlots;
     emptied = passed + 8 * kMaxSlots;
     spent = emptied + 8 * kMaxSlots;
-    weights_full = spent + 8 * kMaxStages;
+    weights_full = spent + 2 * 8 * kMaxStages;
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
-    staging = memory + kBarrierBytes + kColumnBytes;
-    raw = base + kBarrierBytes + kColumnBytes + 8 * kStagingBytes;
+    offsets = columns + kColumnBytes / 4;
+    pairs = offsets + kOffsetBytes / 4;
+    staging = memory + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes;
+    raw = base + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes;
     weights = raw + kRawBytes;
     slots = weights + weight_rings(p) * p.stages * kStageBytes;
   }
 };
-static_assert(3 * 8 * kMaxSlots + 3 * 8 * kMaxStages <= kBarrierBytes, "barriers overrun");
+static_assert(3 * 8 * kMaxSlots + 4 * 8 * kMaxStages <= kBarrierBytes, "barriers overrun");
 
 // A unit of work: one tile, one job group. Units of the same tile follow each other, so that their
 // input comes from L2.
@@ -142,9 +149,13 @@ __device__ __forceinline__ int slices_of(const Sm90Params& p, int group) {
 // --- Loaders ---------------------------------------------------------------------------------
 
 // An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
-// items asynchronously into a ring of its own, kInFlight deep, then turns them from [channel][pixel]
-// into [pixel][channel] on the way to the slot. No registers wait for memory: 32 KB are on their
-// way for each multiprocessor, which the latency of a loaded memory system (1 us and more) needs.
+// items asynchronously into a ring of its own, then turns them from [channel][pixel] into
+// [pixel][channel] on the way to the slot: 36 KB in flight for each multiprocessor, and no register
+// waits for memory. Plain loads into 64 registers were 1.4x slower on kb57: a wait for the oldest
+// of them waits for all.
+struct Item {
+  uint32_t v[16];
+};
 
 // Where a thread's next item lies in the tile; moves in jumps of a fixed number of items, with no
 // division after the first.
@@ -181,16 +192,20 @@ struct Loader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
   static constexpr int kVector = kItemBytes / kE;  // bytes of one channel of an item: 16 or 8
+  static constexpr int kOutside = -(1 << 30);      // offset of an item outside the image
   const Sm90Params& p;
   const Shared& shared;
   // 4 channel blocks and 32 items side by side: a warp then reads 8 neighbouring items of a channel
   // and its 16-byte stores hit every bank once. The other blocks of the slice come in later passes.
   const int lane_blocks, lane_block, lane_item, jump, pass_items;
-  uint32_t ring;                                 // this thread's part of the raw ring
+  const uint32_t ring;           // this thread's part of the raw ring
+  const int64_t channel_step;    // elements from one channel to the next
+  int* const offsets;            // this thread's items: where they lie, and their first column
+  static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
   // What is copied next.
   int unit, slice = 0, slices = 0, pass = 0, item = 0;
-  Unit where;
-  Walker walker;
+  const Element* source = nullptr;  // first channel of the pass
+  int channels = 0;                 // that exist from there on
 
   __device__ __forceinline__ Loader(const Sm90Params& p, const Shared& shared)
       : p(p),
@@ -201,240 +216,253 @@ struct Loader {
         jump(kLoaders / lane_blocks),
         pass_items((p.pixels / kItemPixels + jump - 1) / jump),
         ring(shared.raw + threadIdx.x * kVector),
-        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
-        where(p, 0),
-        walker(p, lane_item, jump) {
+        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_h) * p.in_w),
+        offsets(shared.offsets + threadIdx.x),
+        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
     next_unit();
   }
 
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
+  // Finds the next unit that reads anything, and where this thread's items of it lie: once for all
+  // slices.
   __device__ __forceinline__ void next_unit() {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      where = Unit(p, unit);
-      slices = slices_of(p, where.group);
+      slices = slices_of(p, unit % p.groups);
     } while (slices == 0);
+    const Unit where(p, unit);
+    Walker walker(p, lane_item, jump);
+    for (int i = 0; i < pass_items; ++i) {
+      const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
+      const int image = walker.image;
+      const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
+      const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
+      const bool row_inside = lane_y < p.in_step_y && where.o + image < p.batch &&
+                              static_cast<unsigned>(iy) < p.in_h;
+      // Columns are checked where an item can hang over the edge; else all 4 are in or out.
+      const bool whole = p.copy == 0 && !p.channels_last;
+      const bool inside = row_inside && (!whole || static_cast<unsigned>(ix) < p.in_w);
+      const int images_above = p.channels_last ? image : image * p.in_channels;
+      offsets[i * kLoaders] = inside ? (images_above * p.in_h + iy) * p.in_w + ix : kOutside;
+      offsets[i * kLoaders + kColumns] = inside ? ix : p.in_w;
+      walker.advance(p);
+    }
     slice = 0;
+    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
+    source = static_cast<const Element*>(p.x) + where.o * area * p.in_channels +
+             lane_block * kE * channel_step;
+    channels = p.in_channels - lane_block * kE;
   }
 
-  // Shared address of vector `i` (a channel, or a pixel when channels are last) of a ring entry.
+  // Shared address of vector `i` of a ring entry: a channel, or a pixel when channels are last.
   __device__ __forceinline__ uint32_t raw(int entry, int i) const {
-    return ring + (entry * (kItemBytes / kVector) + i) * (kLoaders * kVector);
+    return ring + (entry * kE + i) * (kLoaders * kVector);
+  }
+  __device__ __forceinline__ uint32_t raw_pixel(int entry, int i) const {
+    return shared.raw + ((entry * kItemPixels + i) * kLoaders + threadIdx.x) * 16;
   }
 
   // Starts the copies of the next item.
   __device__ __forceinline__ void fetch(int entry) {
-    const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
-    const int image = where.o + walker.image;
-    const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
-    const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
-    const bool row_inside =
-        lane_y < p.in_step_y && image < p.batch && static_cast<unsigned>(iy) < p.in_h;
-    const int channel = (slice * p.slice_blocks + pass * lane_blocks + lane_block) * kE;
-    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
-    const int64_t row = static_cast<int64_t>(image) * area * p.in_channels;
-    const int64_t pixel = static_cast<int64_t>(iy) * p.in_w + ix;
-    const Element* x = static_cast<const Element*>(p.x) + row;
+    const int offset = offsets[item * kLoaders];
     if (p.channels_last) {
-      fetch_channels_last(entry, x + pixel * p.in_channels + channel,
-                          row_inside && channel < p.in_channels, ix);
+      fetch_channels_last(entry, offset);
+    } else if (p.copy == 0) {
+      const Element* from = source + offset;
+      const int bytes = offset == kOutside ? 0 : kVector;
+#pragma unroll
+      for (int c = 0; c < kE; ++c) {
+        ptx::copy_async<kVector>(raw(entry, c), from, c < channels ? bytes : 0);
+        from += channel_step;
+      }
     } else {
-      const int channels = row_inside ? p.in_channels - channel : 0;
-      fetch_contiguous(entry, x + channel * area + pixel, channels, area, ix);
+      fetch_edges(entry, offset);
     }
-    if (++item < pass_items) {
-      walker.advance(p);
-      return;
-    }
+    if (++item < pass_items) return;
     item = 0;
-    walker = Walker(p, lane_item, jump);
-    if (++pass * lane_blocks == p.slice_blocks) {
-      pass = 0;
-      if (++slice == slices) next_unit();
+    source += lane_blocks * kE * channel_step;
+    channels -= lane_blocks * kE;
+    if (++pass * lane_blocks < p.slice_blocks) return;
+    pass = 0;
+    if (++slice == slices) next_unit();
+  }
+
+  // Rows that do not start on whole vectors: 4 bytes at a time, or single elements where a 16-bit
+  // row has an odd length. Every column is checked by itself.
+  __device__ __forceinline__ void fetch_edges(int entry, int offset) {
+    const int column = offsets[item * kLoaders + kColumns];
+    const Element* from = source + offset;
+    constexpr int kStep = 4 / sizeof(Element);
+#pragma unroll
+    for (int c = 0; c < kE; ++c) {
+#pragma unroll
+      for (int i = 0; i < kItemPixels; i += kStep) {
+        const int first = column + i * p.in_step_x;
+        const Element* at = from + i * p.in_step_x;
+        const uint32_t target = raw(entry, c) + i * sizeof(Element);
+        if (kStep == 1 || p.copy == 1) {
+          const bool on = c < channels && static_cast<unsigned>(first) < p.in_w;
+          ptx::copy_async<4>(target, at, on ? 4 : 0);
+        } else {
+          uint32_t v = 0;
+#pragma unroll
+          for (int k = 0; k < kStep; ++k) {
+            const bool on = c < channels && static_cast<unsigned>(first + k * p.in_step_x) < p.in_w;
+            const auto* half = reinterpret_cast<const unsigned short*>(at + k * p.in_step_x);
+            if (on) v |= static_cast<uint32_t>(__ldg(half)) << (16 * k);
+          }
+          ptx::store_shared(target, v);
+        }
+      }
+      from += channel_step;
     }
   }
 
-  __device__ __forceinline__ void fetch_contiguous(int entry, const Element* source, int channels,
-                                                   int64_t area, int ix) {
-    if (p.copy == 0) {  // rows start on whole vectors: 4 pixels are all inside or all outside
-      const bool inside = static_cast<unsigned>(ix) < p.in_w;
-#pragma unroll
-      for (int c = 0; c < kE; ++c) {
-        const bool on = inside && c < channels;
-        ptx::copy_async<kVector>(raw(entry, c), on ? source + c * area : p.x, on ? kVector : 0);
-      }
-    } else if (p.copy == 1) {  // any start that a 4-byte copy allows
-      constexpr int kStep = 4 / sizeof(Element);
-#pragma unroll
-      for (int c = 0; c < kE; ++c) {
-#pragma unroll
-        for (int i = 0; i < kItemPixels; i += kStep) {
-          const int column = ix + i * p.in_step_x;
-          const bool on = static_cast<unsigned>(column) < p.in_w && c < channels;
-          ptx::copy_async<4>(raw(entry, c) + i * sizeof(Element),
-                             on ? source + c * area + i * p.in_step_x : p.x, on ? 4 : 0);
-        }
-      }
-    } else if constexpr (sizeof(Element) == 2) {  // 16-bit rows of odd length: no such copy
-#pragma unroll
-      for (int c = 0; c < kE; ++c) {
-        unsigned short v[kItemPixels];
-#pragma unroll
-        for (int i = 0; i < kItemPixels; ++i) {
-          const int column = ix + i * p.in_step_x;
-          const bool on = static_cast<unsigned>(column) < p.in_w && c < channels;
-          const Element* from = source + c * area + i * p.in_step_x;
-          v[i] = on ? __ldg(reinterpret_cast<const unsigned short*>(from)) : 0;
-        }
-        ptx::store_shared(raw(entry, c), make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16));
-      }
-    }
-  }
-
-  __device__ __forceinline__ void fetch_channels_last(int entry, const Element* source, bool inside,
-                                                      int ix) {
+  __device__ __forceinline__ void fetch_channels_last(int entry, int offset) {
+    const int column = offsets[item * kLoaders + kColumns];
+    const Element* from = source + static_cast<int64_t>(offset) * p.in_channels;
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
-      const int column = ix + i * p.in_step_x;
-      const bool on = inside && static_cast<unsigned>(column) < p.in_w;
-      const Element* from = on ? source + i * p.in_step_x * p.in_channels
-                               : static_cast<const Element*>(p.x);
-      // The ring entry as 4 vectors of 16 bytes, whatever the type.
-      ptx::copy_async<16>(pixel_entry(entry, i), from, on ? 16 : 0);
+      const bool on = 0 < channels && static_cast<unsigned>(column + i * p.in_step_x) < p.in_w;
+      ptx::copy_async<16>(raw_pixel(entry, i), from, on ? 16 : 0);
+      from += p.in_step_x * p.in_channels;
     }
   }
-  __device__ __forceinline__ uint32_t pixel_entry(int entry, int i) const {
-    return shared.raw + ((entry * kItemPixels + i) * kLoaders + threadIdx.x) * 16;
-  }
 
-  // Turns an item that has arrived into 4 pixels of 16 bytes.
-  __device__ __forceinline__ void place(int entry, uint32_t target) const {
-    uint4 out[kItemPixels];
-    if (p.channels_last) {
+  // An item that has arrived, in registers, as the global memory has it.
+  __device__ __forceinline__ void read(int entry, Item& to) const {
+    if (p.channels_last || kE == 4) {
 #pragma unroll
-      for (int i = 0; i < kItemPixels; ++i) out[i] = ptx::load_shared4(pixel_entry(entry, i));
-    } else if constexpr (sizeof(Element) == 4) {
-      uint4 v[4];
-#pragma unroll
-      for (int c = 0; c < 4; ++c) v[c] = ptx::load_shared4(raw(entry, c));
-      out[0] = make_uint4(v[0].x, v[1].x, v[2].x, v[3].x);
-      out[1] = make_uint4(v[0].y, v[1].y, v[2].y, v[3].y);
-      out[2] = make_uint4(v[0].z, v[1].z, v[2].z, v[3].z);
-      out[3] = make_uint4(v[0].w, v[1].w, v[2].w, v[3].w);
+      for (int i = 0; i < 4; ++i) {
+        const uint4 v = ptx::load_shared4(p.channels_last ? raw_pixel(entry, i) : raw(entry, i));
+        to.v[4 * i] = v.x, to.v[4 * i + 1] = v.y, to.v[4 * i + 2] = v.z, to.v[4 * i + 3] = v.w;
+      }
     } else {
-      uint2 v[8];
 #pragma unroll
-      for (int c = 0; c < 8; ++c) v[c] = ptx::load_shared2(raw(entry, c));
-      constexpr uint32_t kLow = 0x5410, kHigh = 0x7632;
-#pragma unroll
-      for (int i = 0; i < kItemPixels; ++i) {
-        const uint32_t pick = i % 2 ? kHigh : kLow;
-        uint32_t word[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          word[k] = i < 2 ? __byte_perm(v[2 * k].x, v[2 * k + 1].x, pick)
-                          : __byte_perm(v[2 * k].y, v[2 * k + 1].y, pick);
-        }
-        out[i] = make_uint4(word[0], word[1], word[2], word[3]);
+      for (int c = 0; c < kE; ++c) {
+        const uint2 v = ptx::load_shared2(raw(entry, c));
+        to.v[2 * c % 16] = v.x, to.v[(2 * c + 1) % 16] = v.y;
       }
     }
+  }
+
+  // Puts an item into the slot, as 4 pixels of 16 bytes.
+  __device__ __forceinline__ void place(const Item& from, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
+      uint32_t word[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (p.channels_last) {
+          word[k] = from.v[4 * i + k];
+        } else if constexpr (kE == 4) {
+          word[k] = from.v[4 * k + i];
+        } else {  // channels 2k and 2k + 1 of pixel i
+          word[k] = __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2],
+                                i % 2 ? 0x7632 : 0x5410);
+        }
+      }
       ptx::store_shared(target + i * 16,
-                        make_uint4(Operand::prepare(out[i].x), Operand::prepare(out[i].y),
-                                   Operand::prepare(out[i].z), Operand::prepare(out[i].w)));
+                        make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
+                                   Operand::prepare(word[2]), Operand::prepare(word[3])));
     }
+  }
+};
+
+// Where the next item goes: follows the loader's order, kInFlight items behind.
+template <typename Operand>
+struct Placer {
+  const Loader<Operand>& loader;
+  int slot = 0, item = 0, pass = 0;
+  uint32_t parity = 1;
+
+  __device__ __forceinline__ void put(const Item& from) {
+    const Sm90Params& p = loader.p;
+    const Shared& shared = loader.shared;
+    if (item == 0 && pass == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
+    const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
+    const int block = pass * loader.lane_blocks + loader.lane_block;
+    if (pixel < p.pixels) {
+      loader.place(from, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
+    }
+    if (++item < loader.pass_items) return;
+    item = 0;
+    if (++pass * loader.lane_blocks < p.slice_blocks) return;
+    pass = 0;
+    ptx::fence_async_proxy();
+    ptx::barrier_arrive(shared.filled + 8 * slot);
+    if (++slot == p.slots) slot = 0, parity ^= 1;
   }
 };
 
 template <typename Operand>
 __device__ __forceinline__ void load_tiles(const Sm90Params& p, const Shared& shared) {
   Loader<Operand> loader(p, shared);
-  int slot = 0, item = 0, pass = 0, put = 0, get = 0, waiting = 0;
-  uint32_t parity = 1;
+  Placer<Operand> placer{loader};
+  int next = 0, oldest = 0, waiting = 0;
   while (true) {
-    // Keep the ring full; an empty group where nothing is left keeps the count of groups right.
-    while (waiting < kInFlight) {
-      if (!loader.live()) break;
-      loader.fetch(put);
+    while (waiting < kInFlight && loader.live()) {
+      loader.fetch(next);
       ptx::copy_async_commit();
-      put = (put + 1) % kInFlight;
+      next = next + 1 == kInFlight ? 0 : next + 1;
       ++waiting;
     }
     if (waiting == 0) return;
+    // Two items at a time, so that their shared-memory latencies overlap.
     if (waiting == kInFlight) {
-      ptx::copy_async_wait<kInFlight - 1>();
+      ptx::copy_async_wait<kInFlight - 2>();
     } else {
       ptx::copy_async_wait<0>();
     }
-    if (item == 0 && pass == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
-    const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
-    const int block = pass * loader.lane_blocks + loader.lane_block;
-    if (pixel < p.pixels) {
-      loader.place(get, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
-    }
-    get = (get + 1) % kInFlight;
+    const int second = oldest + 1 == kInFlight ? 0 : oldest + 1;
+    Item one, two;
+    loader.read(oldest, one);
+    loader.read(second, two);
+    placer.put(one);
+    oldest = second;
+    if (--waiting == 0) continue;
+    placer.put(two);
+    oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
     --waiting;
-    if (++item < loader.pass_items) continue;
-    item = 0;
-    if (++pass * loader.lane_blocks == p.slice_blocks) {
-      pass = 0;
-      ptx::fence_async_proxy();
-      ptx::barrier_arrive(shared.filled + 8 * slot);
-      if (++slot == p.slots) slot = 0, parity ^= 1;
+  }
+}
+
+// --- Weights ---------------------------------------------------------------------------------
+
+// One thread a ring: the weight blocks that its consumer needs, in order, over all units. Threads
+// of the same warp that serve two rings wait independently.
+__device__ __forceinline__ void stream_weights(const Sm90Params& p, const Shared& shared) {
+  const int ring = threadIdx.x % 32;
+  if (ring >= weight_rings(p)) return;
+  const uint32_t memory = shared.weights + ring * p.stages * kStageBytes;
+  const uint32_t full = shared.weights_full + ring * 8 * kMaxStages;
+  const uint32_t spent = shared.spent + ring * 8 * kMaxStages;
+  int stage = 0;
+  uint32_t parity = 1;
+  for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+    const Sm90Job& job = p.job[job_of(p, unit % p.groups, ring)];
+    const uint4* source = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
+    for (int left = job.steps * p.slices; left > 0; --left) {
+      ptx::barrier_wait(spent + 8 * stage, parity);
+      ptx::barrier_arrive_expect(full + 8 * stage, kStageBytes);
+      ptx::bulk_copy(memory + stage * kStageBytes, source, kStageBytes, full + 8 * stage);
+      source += kStageBytes / 16;
+      if (++stage == p.stages) stage = 0, parity ^= 1;
     }
   }
 }
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-// The weight blocks that a consumer needs, in order, over all its units: keeps `stages` copies under
-// way. Every thread of the warpgroup steps it, one thread issues.
-struct WeightStream {
-  const Sm90Params& p;
-  uint32_t memory, barriers;
-  int consumer, unit, left = 0;
-  const uint4* source = nullptr;
-  bool issuer;  // the one thread that starts copies and arrives on barriers
-  bool filler;  // this consumer refills its ring
-
-  __device__ __forceinline__ WeightStream(const Sm90Params& p, const Shared& shared, int consumer)
-      : p(p), consumer(consumer), unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
-    const int ring = p.split_pixels ? 0 : consumer;
-    memory = shared.weights + ring * p.stages * kStageBytes;
-    barriers = shared.weights_full + ring * 8 * kMaxStages;
-    issuer = threadIdx.x % 128 == 0;
-    filler = !p.split_pixels || consumer == 1;
-    for (int stage = 0; filler && stage < p.stages; ++stage) refill(stage);
-  }
-  __device__ __forceinline__ void refill(int stage) {
-    while (left == 0) {
-      unit += gridDim.x;
-      if (unit >= unit_count(p)) {
-        left = -1;  // nothing more, for good
-        break;
-      }
-      const Sm90Job& job = p.job[job_of(p, unit % p.groups, consumer)];
-      left = job.steps * p.slices;
-      source = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
-    }
-    if (left < 0) return;
-    if (issuer) {
-      const uint32_t barrier = barriers + 8 * stage;
-      ptx::barrier_arrive_expect(barrier, kStageBytes);
-      ptx::bulk_copy(memory + stage * kStageBytes, source, kStageBytes, barrier);
-    }
-    source += kStageBytes / 16;
-    --left;
-  }
-};
-
 // Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. Both in 16 bytes.
-__device__ __forceinline__ uint64_t descriptor(uint32_t address, uint32_t k_step) {
-  const uint32_t low = (address >> 4) | (k_step << 16);
+// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
+// moving the operand adds to the low word, which never carries.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
+  return (address >> 4) | (k_step << 16);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   return static_cast<uint64_t>(128 >> 4) << 32 | low;
 }
 
@@ -463,50 +491,81 @@ struct Consumer {
   const Sm90Params& p;
   const Shared& shared;
   const int c;
-  WeightStream stream;
+  const uint32_t weights, weights_full, spent;
+  const bool issuer;  // the one thread of the warpgroup that arrives on barriers
   float d[MB][N / 2];
   int stage = 0, slot = 0;
-  uint32_t stage_parity = 0, slot_parity = 0, used_parity = 0;
-  int used_stage = -1, used_slot = -1;  // read by WGMMAs still in flight
+  uint32_t stage_parity = 0, slot_parity = 0;
+  struct Step {
+    int stage = -1, slot = -1;
+  };
+  Step older, newer;  // steps in flight
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
-      : p(p), shared(shared), c(c), stream(p, shared, c) {}
+      : p(p),
+        shared(shared),
+        c(c),
+        weights(shared.weights + ring(p, c) * p.stages * kStageBytes),
+        weights_full(shared.weights_full + ring(p, c) * 8 * kMaxStages),
+        spent(shared.spent + ring(p, c) * 8 * kMaxStages),
+        issuer(threadIdx.x % 128 == 0) {}
 
-  // Gives back what the retired WGMMAs have read.
-  __device__ __forceinline__ void retire() {
-    if (used_stage >= 0) {
-      if (!stream.filler) {
-        if (stream.issuer) ptx::barrier_arrive(shared.spent + 8 * used_stage);
-      } else {
-        if (p.split_pixels) ptx::barrier_wait(shared.spent + 8 * used_stage, used_parity);
-        stream.refill(used_stage);
+  __device__ static __forceinline__ int ring(const Sm90Params& p, int c) {
+    return p.split_pixels ? 0 : c;
+  }
+
+  // Gives back what one retired step has read: its weight stage, and its slot if it was the last
+  // step to read it.
+  __device__ __forceinline__ void retire(const Step& step) {
+    if (issuer) {
+      if (step.stage >= 0) ptx::barrier_arrive(spent + 8 * step.stage);
+      if (step.slot >= 0) {
+        const bool hand_on = c == 0 && !p.split_pixels;
+        ptx::barrier_arrive((hand_on ? shared.passed : shared.emptied) + 8 * step.slot);
       }
     }
-    if (used_slot >= 0 && stream.issuer) {
-      const bool hand_on = c == 0 && !p.split_pixels;
-      ptx::barrier_arrive((hand_on ? shared.passed : shared.emptied) + 8 * used_slot);
-    }
-    used_stage = used_slot = -1;
     __syncwarp();
   }
 
-  // One weight block: kPairs instructions, each two channel blocks deep at its own place in the tile.
+  // Waits for everything in flight and gives it back.
+  __device__ __forceinline__ void drain() {
+    ptx::wgmma_wait<0>();
+    retire(older);
+    retire(newer);
+    older = newer = Step();
+  }
+
+  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
+    const int4 v = *reinterpret_cast<const int4*>(from);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  }
+  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
+    to[0] = from[0], to[1] = from[1];
+  }
+  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
+    to[0] = from[0];
+  }
+
+  // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
+  // tile. Two steps stay in flight behind it.
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const Sm90Pair* pair) {
-    ptx::barrier_wait(stream.barriers + 8 * stage, stage_parity);
-    const uint64_t a = descriptor(stream.memory + stage * kStageBytes, kRowsPerBlock);
-    const uint64_t b = descriptor(tile, p.plane);
+                                           const int* offsets) {
+    uint32_t b[kPairs];
+    load_offsets(b, offsets);
+    ptx::barrier_wait(weights_full + 8 * stage, stage_parity);
+    const uint32_t a = descriptor_low(weights + stage * kStageBytes, kRowsPerBlock);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      Wgmma<Operand, N>::run(accumulator, a + k * 2 * kRowsPerBlock, b + pair[k].offset);
+      Wgmma<Operand, N>::run(accumulator, descriptor(a + k * 2 * kRowsPerBlock),
+                             descriptor(tile + b[k]));
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();
-    retire();
-    used_stage = stage;
-    used_parity = stage_parity;
+    ptx::wgmma_wait<2>();
+    retire(older);
+    older = newer;
+    newer = Step{stage, -1};
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
   }
 
@@ -518,21 +577,27 @@ struct Consumer {
     const uint32_t ready = c == 0 || p.split_pixels ? shared.filled : shared.passed;
     const int first = c * p.split_pixels * 16;
     for (int slice = 0; slice < slices; ++slice) {
-      ptx::barrier_wait(ready + 8 * slot, slot_parity);
+      // Nothing is held back while waiting: the slot waited for may depend on it.
+      if (!ptx::barrier_test(ready + 8 * slot, slot_parity)) {
+        drain();
+        ptx::barrier_wait(ready + 8 * slot, slot_parity);
+      }
+      const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p) + first, p.plane);
 #pragma unroll
       for (int j = 0; j < MB; ++j) {
         const Sm90Kind& kind = p.kind[job.kind[j]];
-        const uint32_t tile = shared.slots + slot * slot_bytes(p) + first;
-        int i = kind.begin;  // whole steps, then what is left in a step of 2 and a step of 1
-        for (; i + 4 <= kind.end; i += 4) multiply<4>(d[j], tile, p.pair + i);
-        for (; i + 2 <= kind.end; i += 2) multiply<2>(d[j], tile, p.pair + i);
-        for (; i < kind.end; ++i) multiply<1>(d[j], tile, p.pair + i);
+        // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+        const int* pair = shared.pairs + kind.begin;
+        int left = kind.end - kind.begin;
+        for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
+        for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
+        for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (kind.end - kind.begin) % 4 / 2 * 2);
       }
-      ptx::wgmma_wait<0>();
-      used_slot = slot;
-      retire();
+      if (job.steps == 0) retire(Step{-1, slot});
+      newer.slot = job.steps == 0 ? -1 : slot;
       if (++slot == p.slots) slot = 0, slot_parity ^= 1;
     }
+    drain();
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -788,16 +853,23 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::barrier_init(shared.emptied + 8 * i, p.split_pixels ? 2 : 1);
     }
     for (int i = 0; i < 2 * kMaxStages; ++i) ptx::barrier_init(shared.weights_full + 8 * i, 1);
-    for (int i = 0; i < kMaxStages; ++i) ptx::barrier_init(shared.spent + 8 * i, 1);
+    for (int i = 0; i < 2 * kMaxStages; ++i) {
+      ptx::barrier_init(shared.spent + 8 * i, p.split_pixels ? 2 : 1);
+    }
     ptx::barrier_init_fence();
   }
+  for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
   // and ptxas then refuses WGMMA with N over 200.
-  if (threadIdx.x < kLoaders) {
+  if (threadIdx.x < 128) {
     ptx::give_registers<120>();
-    load_tiles<Operand>(p, shared);
+    if (threadIdx.x < kLoaders) {
+      load_tiles<Operand>(p, shared);
+    } else {
+      stream_weights(p, shared);
+    }
   } else {
     ptx::take_registers<192>();
     Consumer<Operand, N, MB>(p, shared, threadIdx.x / 128 - 1).run();

@@ -1,0 +1,234 @@
+"""The operators on a CUDA GPU, with the planner's choice and with the Hopper kernel forced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import upconv
+from upconv import ops
+
+pytestmark = pytest.mark.gpu
+
+SM90 = "sm90_wgmma_fprop"
+# Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
+# what rounding both operands to TF32 leaves (2^-11 each, averaging out over the sum).
+LIMIT = {torch.float32: 5e-4, torch.bfloat16: 3e-3, torch.float16: 5e-4}
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+def error(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: object) -> float:
+    """Distance from a float64 reference, relative to its norm; infinite where y has a NaN."""
+    b, *parameters = rest
+    wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, w, b)]
+    expected = F.conv_transpose2d(*wide, *parameters)  # type: ignore[arg-type]
+    assert y.shape == expected.shape
+    if not bool(torch.isfinite(y).all()):
+        return float("inf")
+    return float((y.double() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def poison(shape: torch.Size, dtype: torch.dtype) -> None:
+    """Leaves NaNs in the memory that the next allocation of this size will get."""
+    torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, object]:
+    pair = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * 2))  # noqa: E731
+    stride, dilation = pair(1, 5), pair(1, 3)
+    layout = draw(st.sampled_from(["contiguous", "channels_last", "odd_offset", "strided"]))
+    step = 8 if layout == "channels_last" else 1
+    return {
+        "dtype": draw(st.sampled_from(list(LIMIT))),
+        "batch": draw(st.integers(1, 6)),
+        "cin": draw(st.integers(8 // step, 160 // step)) * step,
+        "cout": draw(st.integers(8 // step, 200 // step)) * step,
+        "size": (draw(st.integers(1, 48)), draw(st.integers(1, 130))),
+        "kernel": pair(1, 6),
+        "stride": stride,
+        "padding": pair(0, 3),
+        "output_padding": tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        ),
+        "dilation": dilation,
+        "bias": draw(st.booleans()),
+        "layout": layout,
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+def tensors(c: dict[str, object]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    torch.manual_seed(c["seed"])  # type: ignore[arg-type]
+    shape = (c["batch"], c["cin"], *c["size"])  # type: ignore[misc]
+    x = torch.randn(shape, device="cuda").to(c["dtype"])  # type: ignore[arg-type]
+    if c["layout"] == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif c["layout"] == "odd_offset":
+        x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape)
+    elif c["layout"] == "strided":
+        x = torch.stack([x, x], dim=-1)[..., 0]
+    w = torch.randn(c["cin"], c["cout"], *c["kernel"], device="cuda").to(c["dtype"])  # type: ignore
+    b = torch.randn(c["cout"], device="cuda").to(c["dtype"]) if c["bias"] else None  # type: ignore
+    return x, w, b
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(calls())
+def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
+    x, w, b = tensors(c)
+    rest = (c["stride"], c["padding"], c["output_padding"], 1, c["dilation"])
+    try:
+        shape = F.conv_transpose2d(x.to("meta"), w.to("meta"), None, *rest).shape  # type: ignore
+    except RuntimeError:
+        assume(False)
+    assume(min(shape) > 0)
+    with torch.no_grad(), ops.forced(SM90):
+        poison(shape, x.dtype)
+        y = upconv.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
+        again = upconv.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
+    assert torch.equal(y, again), "two runs differ"
+    assert error(y, x, w, b, *rest) <= LIMIT[x.dtype]
+    native = F.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
+    assert y.stride() == native.stride()
+
+
+def layer(**options: object) -> tuple[torch.Tensor, torch.nn.ConvTranspose2d]:
+    torch.manual_seed(0)
+    x = torch.randn(4, 64, 40, 56, device="cuda")
+    return x, torch.nn.ConvTranspose2d(64, 48, 4, 2, 1, **options).cuda()  # type: ignore[arg-type]
+
+
+def test_unbatched_and_one_dimensional_inputs() -> None:
+    x = torch.randn(32, 24, 40, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(32, 16, 3, 3, device="cuda", dtype=torch.bfloat16)
+    signal = torch.randn(3, 32, 1000, device="cuda", dtype=torch.bfloat16)
+    taps = torch.randn(32, 16, 8, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), ops.forced(SM90):
+        y = upconv.conv_transpose2d(x, w)
+        z = upconv.conv_transpose1d(signal, taps, stride=4, padding=2)
+    assert error(y[None], x[None], w, None) <= LIMIT[x.dtype]
+    flat = (signal[:, :, None], taps[:, :, None], None, (1, 4), (0, 2))
+    assert error(z[:, :, None], *flat) <= LIMIT[x.dtype]
+
+
+def test_a_frozen_weight_is_packed_once_and_again_when_it_changes() -> None:
+    x, module = layer(bias=False)
+    weight = module.weight.detach().clone()
+    with torch.no_grad(), ops.forced(SM90):
+        first = upconv.conv_transpose2d(x, weight, None, 2, 1)
+        before = torch.cuda.memory_allocated()
+        second = upconv.conv_transpose2d(x, weight, None, 2, 1)
+        grown = torch.cuda.memory_allocated() - before
+        weight.mul_(2)
+        changed = upconv.conv_transpose2d(x, weight, None, 2, 1)
+    assert torch.equal(first, second)
+    assert grown <= first.numel() * 4 + 512, "more than the output was allocated"
+    torch.testing.assert_close(changed, 2 * first)
+
+
+def test_nothing_is_allocated_beside_output_and_packed_weight() -> None:
+    x, module = layer()
+    with torch.no_grad(), ops.forced(SM90):
+        y = upconv.conv_transpose2d(x, module.weight, module.bias, 2, 1)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        upconv.conv_transpose2d(x, module.weight, module.bias, 2, 1)
+    peak = torch.cuda.max_memory_allocated() - before
+    # Folded and rounded up to whole blocks, a packed weight is a few times the weight at most.
+    assert peak <= y.numel() * 4 + 8 * module.weight.numel() * 4 + 65536
+
+
+def test_gradients_and_training_step() -> None:
+    x, module = layer()
+    fast = upconv.ConvTranspose2d(64, 48, 4, 2, 1).cuda()
+    fast.load_state_dict(module.state_dict())
+    x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with ops.forced(SM90):
+        fast(x1).square().mean().backward()
+    module(x2).square().mean().backward()
+    pairs = ((x1.grad, x2.grad), (fast.weight.grad, module.weight.grad))
+    for ours, theirs in (*pairs, (fast.bias.grad, module.bias.grad)):  # type: ignore[union-attr]
+        assert ours is not None
+        assert theirs is not None
+        assert float((ours - theirs).norm() / theirs.norm()) < 2e-3
+
+
+def test_strict_float32_keeps_off_tf32() -> None:
+    x, module = layer()
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    try:
+        conv.fp32_precision = "ieee"
+        with torch.no_grad(), ops.forced(SM90):
+            y = upconv.conv_transpose2d(x, module.weight, module.bias, 2, 1)
+        assert error(y, x, module.weight, module.bias, 2, 1) < 1e-6
+    finally:
+        conv.fp32_precision = before
+
+
+def test_cuda_graph_replays_on_new_values() -> None:
+    x, module = layer()
+    weight = module.weight.detach()
+    with torch.no_grad(), ops.forced(SM90):
+        upconv.conv_transpose2d(x, weight, None, 2, 1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = upconv.conv_transpose2d(x, weight, None, 2, 1)
+        x.normal_()
+        weight.mul_(0.5)
+        graph.replay()
+        torch.cuda.synchronize()
+    assert error(y, x, weight, None, 2, 1) <= LIMIT[torch.float32]
+
+
+def test_streams_and_threads_do_not_disturb_each_other() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    x, module = layer()
+    weight = module.weight.detach()
+    torch.cuda.synchronize()
+
+    def work(seed: int) -> float:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream), torch.no_grad(), ops.forced(SM90):
+            mine = x * (seed + 1)
+            for _ in range(5):
+                y = upconv.conv_transpose2d(mine, weight, None, 2, 1)
+            stream.synchronize()
+            return error(y, mine, weight, None, 2, 1)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert max(pool.map(work, range(8))) <= LIMIT[torch.float32]
+
+
+def test_compile_and_autocast_use_the_operator() -> None:
+    x, module = layer()
+    fast = upconv.ConvTranspose2d(64, 48, 4, 2, 1).cuda()
+    fast.load_state_dict(module.state_dict())
+    with torch.no_grad(), ops.forced(SM90):
+        compiled = torch.compile(fast, fullgraph=True)(x)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            cast = fast(x)
+    assert error(compiled, x, fast.weight, fast.bias, 2, 1) <= LIMIT[torch.float32]
+    assert cast.dtype == torch.bfloat16
+
+
+def test_a_tensor_beyond_two_to_the_31_elements() -> None:
+    x = torch.randn(3, 8, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(8, 16, 1, 1, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), ops.forced(SM90):
+        y = upconv.conv_transpose2d(x, w)
+    assert y.numel() > 2**31
+    for part in (slice(0, 64), slice(-64, None)):
+        expected = torch.einsum("chw,co->ohw", x[-1, :, part].double(), w[:, :, 0, 0].double())
+        got = y[-1, :, part].double()
+        assert float((got - expected).norm() / expected.norm()) <= LIMIT[torch.bfloat16]
