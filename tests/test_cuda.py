@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import upconv
@@ -81,7 +81,7 @@ def tensors(c: dict[str, object]) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return x, w, b
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(calls())
 def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
     x, w, b = tensors(c)
@@ -98,7 +98,9 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
     assert torch.equal(y, again), "two runs differ"
     assert error(y, x, w, b, *rest) <= LIMIT[x.dtype]
     native = F.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
-    assert y.stride() == native.stride()
+    for layout in (torch.contiguous_format, torch.channels_last):  # sizes of 1 may count as both
+        if native.is_contiguous(memory_format=layout):
+            assert y.is_contiguous(memory_format=layout)
 
 
 def layer(**options: object) -> tuple[torch.Tensor, torch.nn.ConvTranspose2d]:

@@ -196,7 +196,8 @@ def test_the_kernel_compiles_without_spills_in_the_main_loop(operand: str, tmp_p
         f"-I{CUDA}",
         "-Xptxas=-v",
         "-cubin",
-        f"-o{tmp_path / 'kernel.cubin'}",
+        "-o",
+        str(tmp_path / "kernel.cubin"),
         str(source),
     ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)

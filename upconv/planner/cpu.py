@@ -216,7 +216,7 @@ STEP_CYCLES = (
 )
 CALL_CYCLES = 60.0
 """Start and end of a micro-kernel call: sums to and from registers, loops over taps."""
-PIECE_CYCLES = 45.0
+PIECE_CYCLES = {"copied": 15.0, "woven": 35.0}
 """A run of outputs within one row: address, and the partial vector at its end."""
 FILL_CYCLES = 0.35
 """Copying one element into the input buffer."""
@@ -282,8 +282,9 @@ class Cost:
         pieces = flat / layout.pitch[2] + flat * element / STRIP_BYTES
         stride = _triple(problem.stride, 1)[2]
         weave = 3.0 if stride == 1 else 2.0 + 1.5 * stride
-        stored = cout * (phase_count * vectors * weave)
-        stored += problem.out_channels * row_phases * pieces * PIECE_CYCLES
+        piece = PIECE_CYCLES["copied" if stride == 1 else "woven"]
+        stored = cout * phase_count * vectors * weave
+        stored += problem.out_channels * row_phases * pieces * piece
         units = ceil(flat / layout.tile) * problem.groups * ceil(cout / layout.chunk)
         runs = layout.buffer / layout.pitch[2]
         out_bytes = problem.batch * problem.out_channels * prod(problem.out_size)

@@ -165,4 +165,9 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Keeps the compiler from reading an accumulator before the wait above has passed.
+__device__ __forceinline__ void keep_after_wait(float& accumulator) {
+  asm volatile("" : "+f"(accumulator)::"memory");
+}
+
 }  // namespace upconv::ptx

@@ -10,53 +10,53 @@ constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that s
 constexpr int kMaxPairs = 1024;  // entries of all tap lists
 constexpr int kStepPairs = 4;    // entries that share one weight block
 constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
-constexpr int kMaxJobs = 128;    // blocks of rows that one warpgroup accumulates together
-constexpr int kMaxFolds = 4;     // row phases stacked in one 64-row block (few output channels)
-constexpr int kMaxBlocks = 4;    // 64-row blocks in one job
+constexpr int kMaxJobs = 128;  // blocks of rows that one warpgroup accumulates together
+constexpr int kMaxFolds = 4;   // row phases stacked in one 64-row block (few output channels)
+constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + shift.
-#define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)        /* 0 TF32, 1 BF16, 2 FP16 */                                                 \
-  X(tile_n)         /* pixels of one WGMMA: N */                                                 \
-  X(job_blocks)     /* 64-row blocks of one warpgroup: MB */                                     \
-  X(channels_last)  /* layout of input and output */                                             \
-  X(copy)           /* input copies: 0 whole vectors of 4 pixels, 1 4 bytes, 2 one element */    \
-  X(batch)                                                                                       \
-  X(in_channels)                                                                                 \
-  X(in_h)                                                                                        \
-  X(in_w)                                                                                        \
-  X(out_channels)                                                                                \
-  X(out_h)                                                                                       \
-  X(out_w)                                                                                       \
-  X(in_step_y)                                                                                   \
-  X(in_step_x)                                                                                   \
-  X(out_step_y)                                                                                  \
-  X(out_step_x)                                                                                  \
-  X(tiles_o)        /* tiles over images */                                                      \
-  X(tiles_y)                                                                                     \
-  X(tiles_x)                                                                                     \
-  X(tile_o)         /* images of one tile */                                                     \
-  X(tile_h)         /* q rows of one tile */                                                     \
-  X(tile_w)         /* q columns of one tile */                                                  \
-  X(pitch)          /* pixels from one row of the tile to the next, a multiple of 4 */          \
-  X(rows)           /* rows of one image in the tile, margins included */                        \
-  X(pixels)         /* pixels of the tile that are filled, a multiple of 4 */                   \
-  X(plane)          /* pixels from one 16-byte channel block to the next */                      \
-  X(shift_y)        /* input row of tile row 0, relative to q * in_step */                       \
-  X(shift_x)                                                                                     \
-  X(slice_blocks)   /* 16-byte channel blocks of one slice, even */                              \
-  X(slices)         /* slices that cover all input channels */                                   \
-  X(slots)          /* ring of input slices */                                                   \
-  X(stages)         /* ring of weight blocks */                                                  \
-  X(split_pixels)   /* second consumer starts here with the same weights; 0: other weights */    \
-  X(fold_rows)      /* output channels of one fold: 64, 32 or 16 */                              \
-  X(vector)         /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */      \
-  X(weight_in)      /* weight stride of an input channel, in elements */                         \
-  X(weight_out)     /* weight stride of an output channel */                                     \
-  X(groups)         /* job groups: jobs, or pairs of jobs when the consumers split them */       \
-  X(kinds)                                                                                       \
-  X(pairs)                                                                                       \
+#define UPCONV_SM90_FIELDS(X)                                                                \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                              \
+  X(tile_n)        /* pixels of one WGMMA: N */                                              \
+  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                  \
+  X(channels_last) /* layout of input and output */                                          \
+  X(copy)          /* input copies: 0 whole vectors of 4 pixels, 1 4 bytes, 2 one element */ \
+  X(batch)                                                                                   \
+  X(in_channels)                                                                             \
+  X(in_h)                                                                                    \
+  X(in_w)                                                                                    \
+  X(out_channels)                                                                            \
+  X(out_h)                                                                                   \
+  X(out_w)                                                                                   \
+  X(in_step_y)                                                                               \
+  X(in_step_x)                                                                               \
+  X(out_step_y)                                                                              \
+  X(out_step_x)                                                                              \
+  X(tiles_o) /* tiles over images */                                                         \
+  X(tiles_y)                                                                                 \
+  X(tiles_x)                                                                                 \
+  X(tile_o)  /* images of one tile */                                                        \
+  X(tile_h)  /* q rows of one tile */                                                        \
+  X(tile_w)  /* q columns of one tile */                                                     \
+  X(pitch)   /* pixels from one row of the tile to the next, a multiple of 4 */              \
+  X(rows)    /* rows of one image in the tile, margins included */                           \
+  X(pixels)  /* pixels of the tile that are filled, a multiple of 4 */                       \
+  X(plane)   /* pixels from one 16-byte channel block to the next */                         \
+  X(shift_y) /* input row of tile row 0, relative to q * in_step */                          \
+  X(shift_x)                                                                                 \
+  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                            \
+  X(slices)       /* slices that cover all input channels */                                 \
+  X(slots)        /* ring of input slices */                                                 \
+  X(stages)       /* ring of weight blocks */                                                \
+  X(split_pixels) /* second consumer starts here with the same weights; 0: other weights */  \
+  X(fold_rows)    /* output channels of one fold: 64, 32 or 16 */                            \
+  X(vector)       /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */    \
+  X(weight_in)    /* weight stride of an input channel, in elements */                       \
+  X(weight_out)   /* weight stride of an output channel */                                   \
+  X(groups)       /* job groups: jobs, or pairs of jobs when the consumers split them */     \
+  X(kinds)                                                                                   \
+  X(pairs)                                                                                   \
   X(jobs)
 
 struct Sm90Kind {
