@@ -45,8 +45,10 @@ def problems(draw: st.DrawFn) -> Problem:
         kernel=pair(1, 4),
         stride=stride,
         padding=pair(0, 2),
+        # PyTorch answers channels_last with another layout where it reaches the stride.
         output_padding=tuple(
-            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+            draw(st.integers(0, (s if channels_last else max(s, d)) - 1))
+            for s, d in zip(stride, dilation, strict=True)
         ),
         dilation=dilation,
         dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
@@ -115,6 +117,10 @@ def test_one_dimension_is_a_single_row() -> None:
         ({"out_channels": 4}, "out_channels = 4"),
         ({"in_channels": 10, "channels_last": True}, "multiples of 4"),
         ({"batch": 0}, "nothing to compute"),
+        (
+            {"channels_last": True, "output_padding": (1, 0), "dilation": (2, 2)},
+            "output_padding >= stride",
+        ),
     ],
 )
 def test_refusals_say_why(change: dict[str, object], words: str) -> None:

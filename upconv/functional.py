@@ -73,9 +73,8 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
         dilation: Size = 1,
     ) -> Tensor:
         if _is_compiling():
-            lists = (_each(v, ndim) for v in (stride, padding, output_padding, dilation))
-            strides, paddings, extras, dilations = lists
-            return op(input, weight, bias, strides, paddings, extras, groups, dilations)
+            sizes = (_each(size, ndim) for size in (stride, padding, output_padding))
+            return op(input, weight, bias, *sizes, groups, _each(dilation, ndim))
         try:
             route = _routes[
                 input.shape,
@@ -119,11 +118,20 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
             (stride, padding, output_padding, groups, dilation),
         )
 
-    conv_transpose.__name__ = conv_transpose.__qualname__ = f"conv_transpose{ndim}d"
-    conv_transpose.__doc__ = (
+    return _named(conv_transpose, ndim)
+
+
+def _named(function: Any, ndim: int) -> ConvTransposeFunction:
+    function.__name__ = function.__qualname__ = f"conv_transpose{ndim}d"
+    function.__doc__ = (
         f"`torch.nn.functional.conv_transpose{ndim}d`, by the fastest kernel for the problem."
     )
-    return conv_transpose
+    result: ConvTransposeFunction = function
+    return result
+
+
+def _hashable(size: Any) -> Any:
+    return tuple(size) if type(size) is list else size
 
 
 def _each(value: Any, ndim: int) -> tuple[int, ...]:
@@ -167,6 +175,8 @@ def _long_way(
     if has_torch_function_variadic(*tensors):
         result = handle_torch_function(function, tensors, *tensors, *parameters)
         return result
+    if any(type(size) is list for size in parameters):  # lists cannot be looked up, tuples can
+        return function(*tensors, *map(_hashable, parameters))
     aten = ATEN_CONV[ndim - 1]
     if not _well_typed(tensors, parameters):
         return aten(*tensors, *parameters)  # raises, in PyTorch's own words

@@ -216,8 +216,12 @@ STEP_CYCLES = (
 )
 CALL_CYCLES = 60.0
 """Start and end of a micro-kernel call: sums to and from registers, loops over taps."""
-PIECE_CYCLES = {"copied": 15.0, "woven": 35.0}
+PIECE_CYCLES = {"copied": 12.0, "woven": 30.0}
 """A run of outputs within one row: address, and the partial vector at its end."""
+PIECE_BLOCK_CYCLES = 40.0
+"""The same, once for a block of channels."""
+LIST_CYCLES = 150.0
+"""Finding a row of the output and of the input, once for a unit of work."""
 FILL_CYCLES = 0.35
 """Copying one element into the input buffer."""
 COPY_CYCLES = 12.0
@@ -285,6 +289,8 @@ class Cost:
         piece = PIECE_CYCLES["copied" if stride == 1 else "woven"]
         stored = cout * phase_count * vectors * weave
         stored += problem.out_channels * row_phases * pieces * piece
+        stored += problem.groups * len(blocks) * row_phases * pieces * PIECE_BLOCK_CYCLES
+        stored += problem.groups * ceil(cout / layout.chunk) * pieces * LIST_CYCLES
         units = ceil(flat / layout.tile) * problem.groups * ceil(cout / layout.chunk)
         runs = layout.buffer / layout.pitch[2]
         out_bytes = problem.batch * problem.out_channels * prod(problem.out_size)

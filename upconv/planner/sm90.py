@@ -214,6 +214,10 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         vector = 16 // problem.element_bytes
         if problem.channels_last and channels % vector:
             return f"channels_last needs {name}_channels in multiples of {vector}"
+    big = any(o >= s for o, s in zip(problem.output_padding, problem.stride, strict=True))
+    if problem.channels_last and big:
+        # cuDNN does not take these, and PyTorch's other kernel writes the contiguous layout.
+        return "output_padding >= stride: PyTorch answers channels_last with another layout"
     if problem.batch == 0 or min(problem.out_size) <= 0:
         return "nothing to compute"
     return None
