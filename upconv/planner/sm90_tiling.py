@@ -53,20 +53,24 @@ CLOCK_MHZ = 1700.0
 DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
-# Cycles of one unit of work, fitted to 720 tilings of 9 problems measured on an H200 (2026-11-15,
-# least squares with non-negative terms, 10 % standard deviation; docs/notes has the story). The
-# terms add up because the stages of the pipeline share the shared-memory port; where they overlap
-# fully the largest one alone would count.
-TENSOR_CYCLES = 0.74
+# Cycles of one unit of work, fitted to 735 runs on an H200 (tilings of 14 problems, 2026-11-15;
+# least squares with non-negative terms, 12 % standard deviation; docs/notes has the story). The
+# terms add up because the stages of the pipeline share the shared-memory port and wait for each
+# other; where they overlap fully the largest one alone would count.
+TENSOR_CYCLES = 0.50
 """For each N / 2 cycles that the tensor cores need by themselves."""
-ITEM_CYCLES = 547.0
+ITEM_CYCLES = 521.0
 """For each item (4 pixels of a channel block) of a loader thread."""
-STORE_CYCLES = 0.0070
+STORE_CYCLES = 0.072
 """For each byte stored."""
-WEIGHT_CYCLES = 0.0085
+SEGMENT_CYCLES = 5.7
+"""For each piece of an output row that is stored in one go."""
+WEIGHT_CYCLES = 0.0126
 """For each byte of packed weights streamed from L2."""
-SLICE_CYCLES = 121.0
-UNIT_CYCLES = 4229.0
+SLICE_CYCLES = 62.0
+UNIT_CYCLES = 1393.0
+SPREAD_STORE = 3.0
+"""How much slower the store is that spreads more than two width phases (kb81, one problem)."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
@@ -322,6 +326,49 @@ def pipelines(
                 yield timed(shape, job_list, n, blocks, split, area, plane, depth, hardware)
 
 
+def group_count(job_list: list[Job], split: bool) -> int:
+    """Units of work of one tile: a job each, or two where the consumers take one each."""
+    return len(job_list) if split else -(-len(job_list) // 2)
+
+
+def unit_cycles(
+    shape: Shape,
+    job_list: list[Job],
+    n: int,
+    split: bool,
+    area: Area,
+    depth: tuple[int, int],
+    units: int,
+) -> dict[str, float]:
+    """What the stages of the pipeline take of one unit of work."""
+    problem = shape.problem
+    slice_blocks, slices = depth
+    lists = [len(kind.taps) * slice_blocks // 2 for job in job_list for kind in job.kinds]
+    share = slices / group_count(job_list, split)
+    tensor = sum(lists) * (2 if split else 1) * share * n / 2
+    weights = sum(map(step_count, lists)) * share * STAGE_BYTES
+    side_by_side = LOADERS // min(slice_blocks, 4)
+    passes = max(slice_blocks // 4, 1)
+    items = -(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices
+    outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
+    store = outputs * problem.element_bytes / units
+    span = shape.columns.out_step if job_list[0].interleave else 1
+    segments = outputs / units / (area.width * span)
+    if problem.channels_last:
+        segments = 0.0
+    elif shape.columns.out_step > 1 and span == 1:
+        # Every column goes to a sector of its own, which costs as much as a full one.
+        store *= min(shape.columns.out_step, 32 // problem.element_bytes)
+    elif span > 2:
+        store *= SPREAD_STORE
+    return {
+        "the tensor cores": TENSOR_CYCLES * tensor,
+        "filling the tile": ITEM_CYCLES * items + SLICE_CYCLES * slices,
+        "the stores": STORE_CYCLES * store + SEGMENT_CYCLES * segments,
+        "the weights": WEIGHT_CYCLES * weights,
+    }
+
+
 def timed(
     shape: Shape,
     job_list: list[Job],
@@ -341,29 +388,9 @@ def timed(
         -(-shape.rows.count // area.height),
         -(-shape.columns.count // area.width),
     )
-    groups = len(job_list) if split else -(-len(job_list) // 2)
+    groups = group_count(job_list, split)
     units = tiles[0] * tiles[1] * tiles[2] * groups
-    steps = sum(
-        step_count(len(kind.taps) * slice_blocks // 2) for job in job_list for kind in job.kinds
-    )
-    pairs = sum(len(kind.taps) for job in job_list for kind in job.kinds) * slice_blocks // 2
-    tensor = pairs * (2 if split else 1) / groups * slices * n / 2
-    weights = steps / groups * slices * STAGE_BYTES
-    side_by_side = LOADERS // min(slice_blocks, 4)
-    passes = max(slice_blocks // 4, 1)
-    items = -(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices
-    outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
-    store = outputs * problem.element_bytes / units
-    # Few whole sectors in a store of strided columns: each one costs as much as a full one.
-    strided = not problem.channels_last and shape.columns.out_step > 1
-    if strided and not job_list[0].interleave:
-        store *= min(shape.columns.out_step, 32 // problem.element_bytes)
-    terms = {
-        "tensor cores": TENSOR_CYCLES * tensor,
-        "filling the tile": ITEM_CYCLES * items + SLICE_CYCLES * slices,
-        "stores": STORE_CYCLES * store,
-        "weights from L2": WEIGHT_CYCLES * weights,
-    }
+    terms = unit_cycles(shape, job_list, n, split, area, (slice_blocks, slices), units)
     memory = problem.bytes / units / DRAM_BYTES
     cycles = max(sum(terms.values()) + UNIT_CYCLES, memory)
     bound = max(terms, key=lambda name: terms[name])
