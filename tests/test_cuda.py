@@ -122,6 +122,17 @@ def test_unbatched_and_one_dimensional_inputs() -> None:
     assert error(z[:, :, None], *flat) <= LIMIT[x.dtype]
 
 
+def test_a_channels_last_weight_with_and_without_a_batch() -> None:
+    x = torch.randn(2, 32, 24, 40, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(32, 16, 3, 3, device="cuda", dtype=torch.bfloat16)
+    w = w.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad(), ops.forced(SM90):
+        batched, single = upconv.conv_transpose2d(x, w), upconv.conv_transpose2d(x[0], w)
+    assert error(batched, x, w, None) <= LIMIT[x.dtype]
+    assert error(single[None], x[:1], w, None) <= LIMIT[x.dtype]
+    assert single.is_contiguous()
+
+
 def test_a_frozen_weight_is_packed_once_and_again_when_it_changes() -> None:
     x, module = layer(bias=False)
     weight = module.weight.detach().clone()

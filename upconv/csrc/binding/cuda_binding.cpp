@@ -29,8 +29,14 @@ bool record_complete(const PlanKey& key, PlanRecord& plan) {
   const auto last = [&](int list, int back) -> int64_t {
     return back < ndim ? key[kKeyHeader + list * ndim + ndim - 1 - back] : 1;
   };
+  const auto out = [&](int back) {
+    return back >= ndim ? 1
+                        : (last(0, back) - 1) * last(2, back) - 2 * last(3, back) +
+                              last(5, back) * (last(1, back) - 1) + last(4, back) + 1;
+  };
   const bool fits = ndim <= 2 && params->batch == key[kKeyBatch] &&
-                    params->in_channels == key[kKeyInChannels] &&
+                    params->channels_last == key[kKeyChannelsLast] && params->out_w == out(0) &&
+                    params->out_h == out(1) && params->in_channels == key[kKeyInChannels] &&
                     params->out_channels == key[kKeyOutChannels] && key[kKeyGroups] == 1 &&
                     params->in_w == last(0, 0) && params->in_h == last(0, 1) &&
                     params->weight_out == last(1, 0) * last(1, 1);
@@ -154,12 +160,11 @@ Tensor run_sm90(const PlanKey& key, const PlanPointer& plan, const Call& call) {
   const bool batched = call.input.dim() == N + 2;
   const auto format =
       key[kKeyChannelsLast] ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-  const auto input_format = batched ? format : at::MemoryFormat::Contiguous;
-  const Tensor x = readable(call.input, input_format);
+  const Tensor x = readable(call.input, format);
   const Tensor b = call.has_bias() ? call.bias.contiguous() : Tensor();
   const Tensor packed = packed_weight(call.weight, plan, planned, key, stream);
   Tensor y = empty_cuda(at::IntArrayRef(shape).slice(batched ? 0 : 1), x.scalar_type(), x.device(),
-                        input_format);
+                        format);
   Sm90Params params = planned;
   params.x = x.const_data_ptr();
   params.w = static_cast<const uint4*>(packed.const_data_ptr());
@@ -179,7 +184,9 @@ std::optional<Tensor> run(const Stack& stack) {
     return std::nullopt;
   }
   const PlanPointer plan = plan_for(plan_cache(), key, stack, record_complete);
-  if (plan->kernel != kSm90WgmmaFprop) return std::nullopt;
+  // An unbatched input can only owe channels_last to its weight; PyTorch's answer is contiguous.
+  const bool unbatched = call.input.dim() == N + 1;
+  if (plan->kernel != kSm90WgmmaFprop || (unbatched && key[kKeyChannelsLast])) return std::nullopt;
   return run_sm90<N>(key, plan, call);
 }
 
