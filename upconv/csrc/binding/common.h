@@ -303,6 +303,20 @@ void aten_conv_transpose(Stack* stack) {
   op.callBoxed(stack);
 }
 
+// The kernel of a device: `run` gives our output, or nothing where PyTorch's operator is to serve.
+template <int N, std::optional<Tensor> (*run)(const Stack&)>
+void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  std::optional<Tensor> output = run(*stack);
+  if (!output) return aten_conv_transpose<N>(stack);
+  torch::jit::drop(*stack, kArguments);
+  stack->emplace_back(*std::move(output));
+}
+
+template <int N, std::optional<Tensor> (*run)(const Stack&)>
+torch::CppFunction kernel() {
+  return torch::CppFunction::makeFromBoxedFunction<&forward<N, run>>();
+}
+
 // ------------------------------------------------------------------------------------------------
 // The gate: nothing to record, so on to the kernel; else Python's autograd
 

@@ -72,25 +72,12 @@ std::optional<Tensor> run(const Stack& stack) {
   return run_cpu_fprop<N>(key, *plan, call);
 }
 
-template <int N>
-void forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-  std::optional<Tensor> output = run<N>(*stack);
-  if (!output) return aten_conv_transpose<N>(stack);
-  torch::jit::drop(*stack, kArguments);
-  stack->emplace_back(*std::move(output));
-}
-
-template <int N>
-torch::CppFunction kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&forward<N>>();
-}
-
 void clear_plans() { plan_cache().clear(); }
 
 TORCH_LIBRARY_IMPL(upconv, CPU, library) {
-  library.impl("conv_transpose1d", kernel<1>());
-  library.impl("conv_transpose2d", kernel<2>());
-  library.impl("conv_transpose3d", kernel<3>());
+  library.impl("conv_transpose1d", kernel<1, run<1>>());
+  library.impl("conv_transpose2d", kernel<2, run<2>>());
+  library.impl("conv_transpose3d", kernel<3, run<3>>());
 }
 
 TORCH_LIBRARY_IMPL(upconv, AutogradCPU, library) {
