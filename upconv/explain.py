@@ -96,25 +96,25 @@ class Explanation:
 
 
 def explain(
-    layer: _ConvTransposeNd | Problem,
-    input: Tensor | Sequence[int] | None = None,
+    layer_or_problem: _ConvTransposeNd | Problem,
+    input_shape: Tensor | Sequence[int] | None = None,
     *,
     hardware: Hardware | None = None,
 ) -> Explanation:
     """How upconv would run a layer, without running it.
 
-    `layer` is an `nn.ConvTranspose1d/2d/3d` (upconv's or PyTorch's) with `input` a tensor or a
-    shape, (N, C, *spatial), (C, *spatial) or (*spatial); or it is a `Problem`, which needs no
-    input. `hardware` is where it would run: by default the layer's own device, and for a
+    An `nn.ConvTranspose1d/2d/3d` (upconv's or PyTorch's) comes with the shape of its input,
+    (N, C, *spatial), (C, *spatial) or (*spatial), or with the input itself; a `Problem` needs
+    neither. `hardware` is where it would run: by default the layer's own device, and for a
     `Problem` the GPU of this machine, or its CPU where there is none.
     """
-    if isinstance(layer, Problem):
-        if input is not None:
+    if isinstance(layer_or_problem, Problem):
+        if input_shape is not None:
             raise ValueError("a Problem holds its sizes already: explain(problem) takes no input")
-        problem, machine = layer, hardware or this_hardware()
+        problem, machine = layer_or_problem, hardware or this_hardware()
     else:
-        problem = _problem_of_layer(layer, input)
-        machine = hardware or this_hardware(str(layer.weight.device))
+        problem = _problem_of_layer(layer_or_problem, input_shape)
+        machine = hardware or this_hardware(str(layer_or_problem.weight.device))
         if problem.dtype == "float32" and machine.kind == "cuda":
             problem = replace(problem, tf32=tf32_allowed())
     check(problem)
