@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,16 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90, sm90_tiling
+from upconv.planner import (
+    H200,
+    Candidate,
+    Problem,
+    Refusal,
+    make_plan,
+    sm90,
+    sm90_cost,
+    sm90_tiling,
+)
 from upconv.planner.sm90_tiling import FIXED_BYTES, STAGE_BYTES, TILES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,6 +189,17 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     assert (CUDA / "wgmma.cuh").read_text() == namespace["text"]()  # type: ignore[operator]
     widths = {n for n, _ in TILES}
     assert widths <= set(namespace["WIDTHS"])  # type: ignore[call-overload]
+
+
+def test_the_cost_rule_is_what_the_measurements_give() -> None:
+    namespace: dict[str, Any] = {
+        "__name__": "fit",
+        "__file__": str(ROOT / "benchmarks" / "fit_sm90.py"),
+    }
+    exec((ROOT / "benchmarks" / "fit_sm90.py").read_text(), namespace)
+    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    assert constants == pytest.approx(sm90_cost.CYCLES, rel=0.01)
+    assert spread < 0.1
 
 
 @pytest.mark.slow

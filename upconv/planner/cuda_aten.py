@@ -3,10 +3,10 @@
 Measured on an H200 with torch 2.11 on 26 layers. On the contiguous layout cuDNN copies input and
 output to channels_last and back, and adds the bias in a pass of its own. The convolution itself
 takes 1.3 to 1.6 times what the arithmetic needs at stride 1, 2.0 and more at larger strides, and
-3.4 to 5.4 times in TF32 where the taps of neighbouring outputs overlap. The copies take 0.9 to 2.3
-times the least traffic where arithmetic dominates, 3.2 to 8 times where memory does. On
-channels_last tensors it comes close to the floor. Where our own estimate is not below this one,
-PyTorch keeps the call: nobody is to get slower by installing upconv.
+3.4 to 5.4 times in TF32 in two dimensions where the taps of neighbouring outputs overlap. The
+copies take 0.9 to 2.3 times the least traffic where arithmetic dominates, 3.2 to 8 times where
+memory does. On channels_last tensors it comes close to the floor. Where our own estimate is not
+below this one, PyTorch keeps the call: nobody is to get slower by installing upconv.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def aten_microseconds(problem: Problem) -> float:
         share, traffic = 1.35, 2.6
     else:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
-        share = 3.4 if overlap and problem.dtype == "float32" else 2.0
+        share = 3.4 if overlap and problem.dtype == "float32" and problem.ndim > 1 else 2.0
         traffic = 2.0 if arithmetic > 2 * memory else 3.2
     copies = traffic * memory + bias_pass / COPY_TERABYTES / 1e6
     return share * arithmetic + copies + CALL_MICROSECONDS

@@ -14,6 +14,14 @@ from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from .problem import Hardware
+from .sm90_cost import (
+    CLOCK_MHZ,
+    DRAM_BYTES,
+    PACK_MICROSECONDS,
+    SPREAD_STORE,
+    START_CYCLES,
+    UnitWork,
+)
 
 if TYPE_CHECKING:
     from .sm90 import Job, Shape
@@ -47,34 +55,6 @@ MAX_PIXELS = 768
 
 PLANE_PHASE = 1
 """Pixels of a plane, modulo 8: a pixel's blocks then fall into different banks."""
-
-CLOCK_MHZ = 1700.0
-"""Sustained under tensor load on an H200."""
-DRAM_BYTES = 18.4
-"""Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
-
-# Cycles of one unit of work, fitted to 735 runs on an H200 (tilings of 14 problems, 2026-11-15;
-# least squares with non-negative terms, 12 % standard deviation; docs/notes has the story). The
-# terms add up because the stages of the pipeline share the shared-memory port and wait for each
-# other; where they overlap fully the largest one alone would count.
-TENSOR_CYCLES = 0.50
-"""For each N / 2 cycles that the tensor cores need by themselves."""
-ITEM_CYCLES = 521.0
-"""For each item (4 pixels of a channel block) of a loader thread."""
-STORE_CYCLES = 0.072
-"""For each byte stored."""
-SEGMENT_CYCLES = 5.7
-"""For each piece of an output row that is stored in one go."""
-WEIGHT_CYCLES = 0.0126
-"""For each byte of packed weights streamed from L2."""
-SLICE_CYCLES = 62.0
-UNIT_CYCLES = 1393.0
-SPREAD_STORE = 3.0
-"""How much slower the store is that spreads more than two width phases (kb81, one problem)."""
-PACK_MICROSECONDS = 8.0
-"""Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
-START_CYCLES = 4000.0
-"""Launch, first slice and last store, which nothing hides."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +311,7 @@ def group_count(job_list: list[Job], split: bool) -> int:
     return len(job_list) if split else -(-len(job_list) // 2)
 
 
-def unit_cycles(
+def unit_work(
     shape: Shape,
     job_list: list[Job],
     n: int,
@@ -339,34 +319,30 @@ def unit_cycles(
     area: Area,
     depth: tuple[int, int],
     units: int,
-) -> dict[str, float]:
-    """What the stages of the pipeline take of one unit of work."""
+) -> UnitWork:
+    """What the stages of the pipeline have to do for one unit of work."""
     problem = shape.problem
     slice_blocks, slices = depth
     lists = [len(kind.taps) * slice_blocks // 2 for job in job_list for kind in job.kinds]
     share = slices / group_count(job_list, split)
-    tensor = sum(lists) * (2 if split else 1) * share * n / 2
-    weights = sum(map(step_count, lists)) * share * STAGE_BYTES
     side_by_side = LOADERS // min(slice_blocks, 4)
     passes = max(slice_blocks // 4, 1)
-    items = -(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices
     outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
-    store = outputs * problem.element_bytes / units
+    stored = outputs * problem.element_bytes / units
     span = shape.columns.out_step if job_list[0].interleave else 1
     segments = outputs / units / (area.width * span)
     if problem.channels_last:
         segments = 0.0
-    elif shape.columns.out_step > 1 and span == 1:
-        # Every column goes to a sector of its own, which costs as much as a full one.
-        store *= min(shape.columns.out_step, 32 // problem.element_bytes)
-    elif span > 2:
-        store *= SPREAD_STORE
-    return {
-        "the tensor cores": TENSOR_CYCLES * tensor,
-        "filling the tile": ITEM_CYCLES * items + SLICE_CYCLES * slices,
-        "the stores": STORE_CYCLES * store + SEGMENT_CYCLES * segments,
-        "the weights": WEIGHT_CYCLES * weights,
-    }
+    elif shape.columns.out_step > 2 or span < shape.columns.out_step:
+        stored *= SPREAD_STORE
+    return UnitWork(
+        tensor=sum(lists) * (2 if split else 1) * share * n / 2,
+        items=-(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices,
+        slices=slices,
+        stored=stored,
+        segments=segments,
+        weights=sum(map(step_count, lists)) * share * STAGE_BYTES,
+    )
 
 
 def timed(
@@ -390,10 +366,9 @@ def timed(
     )
     groups = group_count(job_list, split)
     units = tiles[0] * tiles[1] * tiles[2] * groups
-    terms = unit_cycles(shape, job_list, n, split, area, (slice_blocks, slices), units)
+    work = unit_work(shape, job_list, n, split, area, (slice_blocks, slices), units)
     memory = problem.bytes / units / DRAM_BYTES
-    cycles = max(sum(terms.values()) + UNIT_CYCLES, memory)
-    bound = max(terms, key=lambda name: terms[name])
+    cycles = max(work.cycles, memory)
     if slots < 3:
         cycles *= 1.1  # the consumers then wait for each other
     waves = -(-units // hardware.multiprocessors)
@@ -417,7 +392,7 @@ def timed(
         groups,
         tiles,
         cycles * waves + START_CYCLES,
-        bound,
+        work.most,
     )
 
 

@@ -1,0 +1,85 @@
+"""Fits the cost of the Hopper kernel to measured tilings and prints it beside the planner's.
+
+    python benchmarks/fit_sm90.py [RESULTS.jsonl]
+
+A line of the file is one tiling of one case: case, dt (dtype), cl (channels_last), ms, and the
+tiling (n, blocks, split, images, h, w, px = pixels of the tile, sb = channel blocks of a slice,
+folds). The constants belong into upconv/planner/sm90_cost.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from upconv.cases import CASES
+from upconv.planner import H200
+from upconv.planner.sm90 import flat, jobs, shapes
+from upconv.planner.sm90_cost import CLOCK_MHZ, CYCLES, UnitWork
+from upconv.planner.sm90_tiling import Area, group_count, unit_work, up
+
+MEASURED = Path(__file__).resolve().parent / "results" / "h200-tilings-2026-11-15.jsonl"
+NAMES = [name for name in CYCLES if name != "unit"]
+
+
+def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
+    """The work of one unit of a measured tiling, and how many units a multiprocessor did."""
+    case = next(case for case in CASES if case.name == row["case"])
+    problem = flat(case.problem(dtype=row["dt"], channels_last=row["cl"], tf32=True))
+    shape = next(shape for shape in shapes(problem) if shape.folds == row["folds"])
+    job_list = jobs(shape, row["blocks"])
+    assert job_list is not None
+    elements = 16 // problem.element_bytes
+    slices = -(-up(-(-problem.in_channels // elements), 2) // row["sb"])
+    area = Area(row["images"], row["h"], row["w"], row["pitch"], 0, row["px"], 1, 0)
+    units = (
+        -(-problem.batch // row["images"])
+        * -(-shape.rows.count // row["h"])
+        * -(-shape.columns.count // row["w"])
+        * group_count(job_list, row["split"])
+    )
+    depth = (row["sb"], slices)
+    work = unit_work(shape, job_list, row["n"], row["split"], area, depth, units)
+    return work, -(-units // H200.multiprocessors)
+
+
+def fitted(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
+    """The constants, and the standard deviation of predicted over measured."""
+    works = [work_of(row) for row in rows]
+    table = np.array([[getattr(work, name) for name in NAMES] + [1.0] for work, _ in works])
+    measured = np.array(
+        [row["ms"] * 1e3 * CLOCK_MHZ / units for row, (_, units) in zip(rows, works, strict=True)]
+    )
+    # Relative errors count, and no stage gives time back: projected gradient on scaled columns.
+    relative = table / measured[:, None]
+    scale = np.linalg.norm(relative, axis=0)
+    relative /= scale
+    step = 1 / np.linalg.norm(relative, 2) ** 2
+    solution = np.zeros(len(scale))
+    for _ in range(40_000):
+        gradient = relative.T @ (relative @ solution - 1)
+        solution = np.maximum(0, solution - step * gradient)
+    constants = solution / scale
+    spread = float(np.std(table @ constants / measured))
+    return dict(zip([*NAMES, "unit"], map(float, constants), strict=True)), spread
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def main(arguments: list[str]) -> int:
+    path = Path(arguments[0]) if arguments else MEASURED
+    constants, spread = fitted(read(path))
+    for name, value in constants.items():
+        print(f"{name:10} {value:12.4f}   in the planner {CYCLES[name]:12.4f}")
+    print(f"standard deviation {spread:.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

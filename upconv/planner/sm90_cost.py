@@ -1,0 +1,73 @@
+"""What the Hopper kernel costs: work of one unit in, cycles out.
+
+The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
+(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 720 runs of 9 problems), by least squares with
+non-negative terms; the standard deviation is 9 %. The terms add up because the stages of the
+pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
+one alone would count. A test compares the constants with the fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CLOCK_MHZ = 1700.0
+"""Sustained under tensor load on an H200."""
+DRAM_BYTES = 18.4
+"""Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
+
+CYCLES = {
+    "tensor": 0.649,
+    "items": 528.0,
+    "slices": 85.5,
+    "stored": 0.0188,
+    "segments": 5.25,
+    "weights": 0.0113,
+    "unit": 2357.0,
+}
+"""For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+SPREAD_STORE = 9.0
+"""How much slower the stores are that spread single columns: more than two width phases, or width
+phases that are stored one by one (measured on kb81 alone)."""
+PACK_MICROSECONDS = 8.0
+"""Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
+START_CYCLES = 4000.0
+"""Launch, first slice and last store, which nothing hides."""
+
+
+@dataclass(frozen=True)
+class UnitWork:
+    """What the stages of the pipeline have to do for one unit of work."""
+
+    tensor: float
+    """Cycles that the tensor cores need by themselves."""
+    items: float
+    """Items (4 pixels of a channel block) of a loader thread."""
+    slices: float
+    stored: float
+    """Bytes written."""
+    segments: float
+    """Pieces of output rows that are written in one go."""
+    weights: float
+    """Bytes of packed weights streamed from L2."""
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Cycles by stage, in words that `explain` prints."""
+        cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
+        return {
+            "the tensor cores": cost["tensor"],
+            "filling the tile": cost["items"] + cost["slices"],
+            "the stores": cost["stored"] + cost["segments"],
+            "the weights": cost["weights"],
+        }
+
+    @property
+    def cycles(self) -> float:
+        return sum(self.terms.values()) + CYCLES["unit"]
+
+    @property
+    def most(self) -> str:
+        """The stage that takes most."""
+        terms = self.terms
+        return max(terms, key=lambda name: terms[name])
