@@ -15,7 +15,7 @@ KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
 MARGIN = {"cpu": 1.05, "cuda": 1.15}
-"""A kernel of our own must promise at least this gain: the estimates are not better than that. Those
+"""A kernel of our own must promise at least this gain: the estimates are no better than that. Those
 of the GPU kernel come from one GPU and few layers."""
 
 

@@ -27,8 +27,7 @@ CYCLES = {
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPREAD_STORE = 9.0
-"""How much slower the stores are that spread single columns: more than two width phases, or width
-phases that are stored one by one (measured on kb81 alone)."""
+"""How much slower the stores are that spread more than two width phases (measured on kb81)."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0

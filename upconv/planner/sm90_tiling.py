@@ -333,8 +333,10 @@ def unit_work(
     segments = outputs / units / (area.width * span)
     if problem.channels_last:
         segments = 0.0
-    elif shape.columns.out_step > 2 or span < shape.columns.out_step:
+    elif shape.columns.out_step > 2:
         stored *= SPREAD_STORE
+    elif span < shape.columns.out_step:
+        stored *= 2  # half of every sector, which costs as much as a whole one
     return UnitWork(
         tensor=sum(lists) * (2 if split else 1) * share * n / 2,
         items=-(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices,
