@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from upconv import accuracy, bench, tables
+from upconv import accuracy, bench, contenders, tables
 from upconv.bench import Row, Settings, Timing, fit_batch, measure, summary, turns
 from upconv.cases import Case
 from upconv.planner import Problem
@@ -42,10 +42,65 @@ def test_all_dimensions_and_layouts(ndim: int) -> None:
 
 @pytest.mark.gpu
 def test_on_the_gpu() -> None:
-    row = measure(TINY, replace(QUICK, device="cuda"))
+    row = measure(TINY, replace(QUICK, device="cuda", against=tuple(contenders.KEYS)))
     assert row.correct, row
     assert row.problem.batch == TINY.batch
     assert row.ratio is not None
+    assert set(row.times) == set(row.scratch) == set(row.rates) == set(contenders.TITLES)
+    assert row.skipped == {}
+
+
+@pytest.mark.gpu
+def test_scratch_is_what_is_neither_input_nor_output() -> None:
+    x = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+
+    def doubled_by_way_of_a_copy() -> Tensor:
+        copy = x.clone()
+        return copy + copy
+
+    assert bench.scratch_bytes(doubled_by_way_of_a_copy) == x.nbytes
+    assert bench.scratch_bytes(lambda: x + x) == 0
+
+
+def test_every_way_of_calling_pytorch_on_the_cpu() -> None:
+    row = measure(TINY, replace(QUICK, against=tuple(contenders.KEYS)))
+    timed = {"torch", "channels_last", "compile", "upconv"}
+    assert set(row.times) == set(row.errors) == set(row.rates) == timed
+    assert row.skipped == {"benchmark": "cudnn.benchmark is for GPUs only"}
+    assert row.scratch == {}
+    assert max(row.errors.values()) <= row.limit
+    fastest = min(row.times[name].median for name in timed - {"upconv"})
+    assert row.ratio == fastest / row.times["upconv"].median
+
+
+def test_rates_are_work_by_time() -> None:
+    row = row_with("a", 2.0, 1.0)
+    flops, traffic = row.problem.flops, row.problem.bytes
+    assert isclose(row.rates["torch"]["tflop_per_s"], flops / 2e-3 / 1e12)
+    assert isclose(row.rates["upconv"]["tb_per_s"], traffic / 1e-3 / 1e12)
+
+
+@pytest.mark.parametrize(
+    ("peer", "reason"),
+    [
+        (lambda *given: torch.zeros(3), "wrong: error inf"),
+        (lambda *given: torch.mm(given[0], given[0]), "failed: RuntimeError: self must be a"),
+    ],
+)
+def test_a_peer_that_is_wrong_or_fails_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, peer: accuracy.Operator, reason: str
+) -> None:
+    """The others are, and the row says why that one was not."""
+    monkeypatch.setattr(contenders, "compiled", lambda operator: peer)
+    row = measure(TINY, replace(QUICK, against=("compile", "default")))
+    assert row.correct
+    assert set(row.times) == {"torch", "upconv"}
+    assert row.skipped["compile"].startswith(reason)
+    assert tables.skipped_lines([row]) == [
+        f"compile was not timed (all cases): {row.skipped['compile']}"
+    ]
+    assert "torch.compile ms" in tables.time_columns(tables.contenders_of([row]))
+    assert Row.from_dict(json.loads(json.dumps(row.as_dict(), allow_nan=False))) == row
 
 
 def off_by(change: float) -> accuracy.Operator:
@@ -151,6 +206,15 @@ def test_summary_is_the_geometric_mean_and_the_worst() -> None:
     assert tables.summary_line(summary([])) == "nothing was timed"
 
 
+def test_the_table_has_a_column_for_everyone() -> None:
+    row = row_with("a", 8, 1)
+    row = replace(row, times=row.times | {"channels_last": Timing.of([4.0] * 7)})
+    assert row.ratio == 4.0
+    text = tables.markdown(bench.report([row], QUICK))
+    assert "| PyTorch ms | channels_last ms | upconv ms | over the fastest |" in text
+    assert "| 8 | 4 | 1 | 4.00x |" in text
+
+
 def test_results_survive_a_file(tmp_path: Path) -> None:
     rows = [measure(TINY, QUICK), row_with("b", 300.4, 100)]
     path = tmp_path / "results.json"
@@ -162,13 +226,3 @@ def test_results_survive_a_file(tmp_path: Path) -> None:
     expected = "| b | 4 → 6, 5x6, k 3, s 2, p 1, op 1, g 2 | 2 | cpu_fprop | 300 | 100 | 3.00x |"
     assert lines[-1].startswith(expected)
     assert f"PyTorch {torch.__version__}" in lines[1]
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', "not json"])
-def test_files_without_results_are_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    with pytest.raises(tables.ResultsError, match="measure again"):
-        tables.read_results(path)
-    with pytest.raises(tables.ResultsError, match="cannot read"):
-        tables.read_results(tmp_path / "none.json")

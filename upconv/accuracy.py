@@ -120,8 +120,10 @@ def _reference(inputs: Inputs, problem: Problem, n: int) -> Iterator[tuple[slice
             yield channels, y[0]
 
 
-def limit(problem: Problem) -> float:
+def limit(problem: Problem, products: int | None = None) -> float:
     """The error that rounding explains: each product's, grown as sqrt(n), and the output's own.
+
+    `products` is n, by default that of the output.
 
     Both with room to spare (4 times), since the largest of millions of outputs is looked at; a
     wrong tap or a lost edge is an error of about 0.1 and cannot hide below it.
@@ -130,5 +132,6 @@ def limit(problem: Problem) -> float:
     if problem.dtype == "float32" and problem.tf32:
         product = 2.0**-11
     else:
-        product = min(output, torch.finfo(torch.float32).eps) * sqrt(reduction(problem))
+        count = reduction(problem) if products is None else products
+        product = min(output, torch.finfo(torch.float32).eps) * sqrt(count)
     return 4 * product + output

@@ -21,13 +21,15 @@ from torch import Tensor
 
 from . import accuracy
 from .cases import Case
+from .contenders import Call, Contender, bound, contender, peers
 from .doctor import cpu_name
 from .explain import explanation_of, tf32_allowed, this_hardware
 from .jit import load
 from .planner import ATEN, Problem
 from .version import __version__
 
-SCHEMA = 1
+SCHEMA = 2
+"""2 added `skipped`, `scratch`, `rates` and contenders other than "torch" and "upconv"."""
 CPU_CALL_LIMIT_S = 1.0
 """One PyTorch call on the CPU may take this long; the batch is cut until it does."""
 FEWEST_RUNS, MOST_RUNS = 7, 200
@@ -69,6 +71,10 @@ class Row:
     limit: float = 0.0
     times: dict[str, Timing] = field(default_factory=dict)
     failure: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Contenders that were asked for and not timed, and why."""
+    scratch: dict[str, int] = field(default_factory=dict)
+    """GPU: bytes that a call allocated beside its inputs and its output, at the peak."""
 
     @property
     def correct(self) -> bool:
@@ -76,15 +82,25 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than PyTorch."""
-        if not self.times:
+        """How many times faster than the fastest of the others."""
+        others = [timing.median for name, timing in self.times.items() if name != "upconv"]
+        if not others or "upconv" not in self.times:
             return None
-        return self.times["torch"].median / self.times["upconv"].median
+        return min(others) / self.times["upconv"].median
+
+    @property
+    def rates(self) -> dict[str, dict[str, float]]:
+        """Speed of each contender: work and least traffic of the problem by its median time."""
+        flops, traffic = self.problem.flops / 1e9, self.problem.bytes / 1e9
+        return {
+            name: {"tflop_per_s": flops / timing.median, "tb_per_s": traffic / timing.median}
+            for name, timing in self.times.items()
+        }
 
     def as_dict(self) -> dict[str, Any]:
         # JSON knows no infinity: an error without bound is written as null.
         finite = {name: e if isfinite(e) else None for name, e in self.errors.items()}
-        derived = {"correct": self.correct, "ratio": self.ratio}
+        derived = {"correct": self.correct, "ratio": self.ratio, "rates": self.rates}
         return asdict(self) | {"errors": finite} | derived
 
     @staticmethod
@@ -93,7 +109,8 @@ class Row:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in record["problem"].items()
         }
-        known = {name: record[name] for name in Row.__dataclass_fields__}
+        # Files of schema 1 lack the newer fields.
+        known = {name: record[name] for name in Row.__dataclass_fields__ if name in record}
         known["problem"] = Problem(**sizes)
         known["errors"] = {
             name: float("inf") if error is None else error
@@ -112,6 +129,8 @@ class Settings:
     layout: str = "contiguous"
     seconds: float = 4.0
     """Time spent on the timed calls of one case, about."""
+    against: tuple[str, ...] = ("default",)
+    """Ways of calling PyTorch, as `--against` names them."""
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -160,18 +179,18 @@ def report(
     }
 
 
-def operators(ndim: int) -> dict[str, accuracy.Operator]:
-    """The contenders by name; the first is what the others are compared with."""
-    return {"torch": accuracy.TORCH_OPERATORS[ndim], "upconv": accuracy.upconv_operator(ndim)}
-
-
-def measure(case: Case, settings: Settings, say: Say = lambda stage: None) -> Row:
-    """Fit, check and time one case. What goes wrong is in the row, not raised."""
-    problem = case.problem(
+def problem_of(case: Case, settings: Settings) -> Problem:
+    """The case at its full batch, as these settings run it."""
+    return case.problem(
         dtype=settings.dtype,
         channels_last=settings.layout == "channels_last",
         tf32=settings.device == "cuda" and settings.dtype == "float32" and tf32_allowed(),
     )
+
+
+def measure(case: Case, settings: Settings, say: Say = lambda stage: None) -> Row:
+    """Fit, check and time one case. What goes wrong is in the row, not raised."""
+    problem = problem_of(case, settings)
     row = Row(case.name, problem, case.batch, kernel="?")
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -180,36 +199,77 @@ def measure(case: Case, settings: Settings, say: Say = lambda stage: None) -> Ro
                 row = replace(row, problem=fit_batch(problem))
             return checked_and_timed(row, settings, say)
     except (RuntimeError, MemoryError) as error:
-        return replace(row, failure=f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return replace(row, failure=in_words(error))
+
+
+def in_words(error: Exception) -> str:
+    """One line: what kind of error, and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
 def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
-    problem, contenders = row.problem, operators(row.problem.ndim)
-    inputs = accuracy.make_inputs(problem, settings.device)
-    explanation = explanation_of(problem, this_hardware(settings.device), here=True)
-    library = load(settings.device)
+    problem, device = row.problem, settings.device
+    inputs = accuracy.make_inputs(problem, device)
+    explanation = explanation_of(problem, this_hardware(device), here=True)
+    library = load(device)
     say("checking against float64")
-    results = [inputs.run(operator) for operator in contenders.values()]
-    found = accuracy.errors(inputs, problem, results)
-    del results
+    names, skipped = peers(settings.against, problem, device)
+    contenders, results = first_results([*names, "upconv"], inputs, problem, skipped)
+    found = accuracy.errors(inputs, problem, list(results.values()))
     row = replace(
         row,
         kernel=explanation.kernel if library.ok else ATEN,
         reason=library.reason or "; ".join(explanation.refused.values()),
-        errors=dict(zip(contenders, found, strict=True)),
+        errors=dict(zip(results, found, strict=True)),
         limit=accuracy.limit(problem),
+        skipped=skipped,
     )
+    del results
     if not row.correct:
         return row
+    for name in [name for name, error in row.errors.items() if error > row.limit]:
+        skipped[name] = f"wrong: error {row.errors[name]:.1e} > {row.limit:.1e}"
+        del contenders[name]
     say("timing")
-    calls = {name: bound(inputs, operator) for name, operator in contenders.items()}
-    timed = time_on_gpu if settings.device == "cuda" else time_on_cpu
-    times = timed(calls, settings.seconds)
-    return replace(row, times={name: Timing.of(values) for name, values in times.items()})
+    timed = time_on_gpu if device == "cuda" else time_on_cpu
+    times = timed(contenders, settings.seconds)
+    scratch = {name: c.do(scratch_bytes) for name, c in contenders.items() if device == "cuda"}
+    return replace(
+        row, times={name: Timing.of(values) for name, values in times.items()}, scratch=scratch
+    )
 
 
-def bound(inputs: accuracy.Inputs, operator: accuracy.Operator) -> Callable[[], Tensor]:
-    return lambda: inputs.run(operator)
+def first_results(
+    names: list[str], inputs: accuracy.Inputs, problem: Problem, skipped: dict[str, str]
+) -> tuple[dict[str, Contender], dict[str, Tensor]]:
+    """Every contender and its first result, which is when torch.compile compiles.
+
+    A peer that fails is put among the `skipped`; where upconv fails, the case does.
+    """
+    contenders: dict[str, Contender] = {}
+    results: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            made = contender(name, inputs, problem)
+            results[name] = made.do(lambda call: call())
+            contenders[name] = made
+        except (RuntimeError, MemoryError) as error:
+            if name == "upconv":
+                raise
+            skipped[name] = f"failed: {in_words(error)}"
+    return contenders, results
+
+
+def scratch_bytes(call: Call) -> int:
+    """What one call on the GPU allocates at its peak, beside the output that it returns."""
+    # As requested: the allocator rounds up, by as much as 1 MiB where it does not split a block.
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    output = call()
+    torch.cuda.synchronize()
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return max(0, int(peak - before - output.untyped_storage().nbytes()))
 
 
 def fit_batch(problem: Problem) -> Problem:
@@ -234,7 +294,7 @@ def fit_batch(problem: Problem) -> Problem:
     return replace(problem, batch=fitting)
 
 
-def seconds_of(call: Callable[[], Tensor]) -> float:
+def seconds_of(call: Call) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -250,7 +310,8 @@ def turns(names: list[str], runs: int) -> Iterator[str]:
         yield from names if run % 2 == 0 else reversed(names)
 
 
-def time_on_cpu(calls: dict[str, Callable[[], Tensor]], seconds: float) -> dict[str, list[float]]:
+def time_on_cpu(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
+    calls = {name: one.call for name, one in contenders.items()}
     for call in calls.values():
         seconds_of(call)
     once = sum(seconds_of(call) for call in calls.values())
@@ -260,26 +321,26 @@ def time_on_cpu(calls: dict[str, Callable[[], Tensor]], seconds: float) -> dict[
     return times
 
 
-def time_on_gpu(calls: dict[str, Callable[[], Tensor]], seconds: float) -> dict[str, list[float]]:
+def time_on_gpu(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
     """By CUDA events, each call after a flush of L2 that also hides the launch."""
     event: Any = torch.cuda.Event  # untyped in some versions of torch
-    scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
-    def milliseconds(call: Callable[[], Tensor]) -> float:
+    def milliseconds(call: Call) -> float:
         start, end = event(enable_timing=True), event(enable_timing=True)
-        scratch.zero_()
+        flushed.zero_()
         start.record()
         call()
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end))
 
-    for call in calls.values():
+    for one in contenders.values():
         for _ in range(3):
-            milliseconds(call)
-    once = sum(milliseconds(call) for call in calls.values()) / 1e3
-    times: dict[str, list[float]] = {name: [] for name in calls}
+            one.do(milliseconds)
+    once = sum(one.do(milliseconds) for one in contenders.values()) / 1e3
+    times: dict[str, list[float]] = {name: [] for name in contenders}
     # The flush and the synchronisation take about 0.2 ms a call beside the call itself.
-    for name in turns(list(calls), runs_for(seconds, once + 4e-4)):
-        times[name].append(milliseconds(calls[name]))
+    for name in turns(list(contenders), runs_for(seconds, once + 2e-4 * len(contenders))):
+        times[name].append(contenders[name].do(milliseconds))
     return times

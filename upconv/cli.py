@@ -1,4 +1,4 @@
-"""The `upconv` command. Exit codes: 0 fine, 1 a check failed, 2 bad usage.
+"""The `upconv` command. Exit codes: 0 fine, 1 a check failed, 2 bad usage, 130 stopped.
 
 Parsing and printing only. What the commands do is in `doctor`, `explain`, `bench`, `draw` and
 `jit`, imported by the command that needs it, so that `doctor` runs where torch does not.
@@ -11,13 +11,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .contenders import KEYS
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .bench import Row, Settings
     from .cases import Case
 
 FINE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -36,6 +35,15 @@ def sizes(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a list of whole numbers such as 3 or 3,5"
         ) from None
+
+
+def ways_to_call(text: str) -> tuple[str, ...]:
+    """Reads default,compile."""
+    ways = tuple(dict.fromkeys(text.split(",")))
+    unknown = [way for way in ways if way not in KEYS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KEYS)}")
+    return ways
 
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
@@ -88,6 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     add_bench_parser(commands)
+    add_verify_parser(commands)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
     build.add_argument("kind", nargs="*", help="cpu, cuda; by default what this machine can use")
@@ -109,9 +118,37 @@ def add_bench_parser(commands: Any) -> None:
     bench.add_argument(
         "--seconds", type=float, default=4.0, help="time for the timed calls of one case"
     )
-    bench.add_argument("--out", metavar="FILE", help="write the results as JSON")
+    bench.add_argument("--batch", type=int, metavar="N", help="instead of each case's own")
+    bench.add_argument(
+        "--against",
+        type=ways_to_call,
+        default=("default",),
+        metavar="WAYS",
+        help=f"ways of calling PyTorch, the fastest of which counts: {','.join(KEYS)}",
+    )
+    files = bench.add_argument_group("files")
+    files.add_argument("--out", metavar="FILE", help="write the results as JSON, case by case")
+    files.add_argument("--resume", action="store_true", help="go on with the file of --out")
+    files.add_argument("--csv", metavar="FILE", help="write the results as CSV, a line a case")
+    files.add_argument(
+        "--compare", metavar="OLD", help="show what got slower than in OLD; if any, exit code 1"
+    )
+    files.add_argument("--results", metavar="FILE", help="take FILE's results, measure nothing")
     bench.add_argument("--markdown", action="store_true", help="print the table as markdown")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
+
+
+def add_verify_parser(commands: Any) -> None:
+    verify = commands.add_parser("verify", help="compare drawn configurations with float64")
+    verify.add_argument("--seconds", type=float, metavar="S", help="how long; default: 30")
+    verify.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    verify.add_argument("--seed", type=int, metavar="N", help="of the draws; default: a new one")
+    verify.add_argument("--dtype", choices=DTYPES, help="default: all four in turn")
+    verify.add_argument(
+        "--kernel", metavar="NAME", help="auto: the planner's choice; default: it and every kernel"
+    )
+    verify.add_argument("--problem", metavar="JSON", help="this one, as a mismatch prints it")
+    verify.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def case_from_options(options: argparse.Namespace) -> Case:
@@ -219,26 +256,6 @@ def run_explain(options: argparse.Namespace) -> int:
     return FINE
 
 
-def bench_cases(options: argparse.Namespace) -> list[Case]:
-    """The cases asked for, fit for the layout."""
-    from .cases import select
-    from .explain import check
-
-    if layer_given(options):
-        if options.cases:
-            raise UsageError("give either cases or a layer by options, not both")
-        case = case_from_options(options)
-        check(case.problem())
-        chosen = [case]
-    else:
-        chosen = select(options.cases, {options.dims} if options.dims else None)
-    if options.layout == "channels_last":
-        if chosen and all(case.ndim == 1 for case in chosen):
-            raise UsageError("1-D tensors have no channels_last layout")
-        chosen = [case for case in chosen if case.ndim > 1]
-    return chosen
-
-
 def run_bench(options: argparse.Namespace) -> int:
     if options.list:
         from .cases import CASES
@@ -246,75 +263,19 @@ def run_bench(options: argparse.Namespace) -> int:
         for case in CASES:
             print(case.name)
         return FINE
-    import torch
+    from .bench_command import run
 
-    from .bench import Settings, load_average, report
-
-    cases = bench_cases(options)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU here; `upconv doctor` says more")
-    if options.threads is not None:
-        if options.threads < 1:
-            raise UsageError(f"--threads must be at least 1, got {options.threads}")
-        torch.set_num_threads(options.threads)
-    if options.out and not Path(options.out).resolve().parent.is_dir():
-        raise UsageError(f"--out {options.out}: its folder does not exist")
-    settings = Settings(device, options.dtype, options.layout, options.seconds)
-    load = load_average()
-    if device == "cpu" and load > 0.5:
-        print(f"other programs are running (load {load:.1f}): times will vary", file=sys.stderr)
-    rows, complete = measure_all(cases, settings)
-    results = report(rows, settings, complete, load)
-    show_results(rows, results, options.markdown)
-    if options.out:
-        Path(options.out).write_text(json.dumps(results, indent=1) + "\n")
-        print(f"written: {options.out}", file=sys.stderr)
-    if not complete:
-        return INTERRUPTED
-    return FINE if all(row.correct for row in rows) else FAILED
+    return run(options)
 
 
-def measure_all(cases: list[Case], settings: Settings) -> tuple[list[Row], bool]:
-    """Every case under a progress bar; False where the user stopped before the end."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def run_verify(options: argparse.Namespace) -> int:
+    from .verify import command
 
-    from .bench import measure
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    rows: list[Row] = []
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=len(cases))
-        for case in cases:
-
-            def say(stage: str, name: str = case.name) -> None:
-                progress.update(task, description=f"{name}: {stage}")
-
-            try:
-                rows.append(measure(case, settings, say))
-            except KeyboardInterrupt:
-                return rows, False
-            progress.advance(task)
-    return rows, True
-
-
-def show_results(rows: list[Row], results: dict[str, Any], as_markdown: bool) -> None:
-    from rich.console import Console
-
-    from . import tables
-
-    if as_markdown:
-        print(tables.markdown(results))
-        return
-    # A file or a pipe has no width: 120 columns hold the table.
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(tables.terminal_table(rows, tables.conditions(results)))
-    print(tables.summary_line(results["summary"]))
-    refused = {row.case: row.reason for row in rows if row.kernel == "aten" and row.reason}
-    for case, reason in refused.items():
-        print(f"{case}: PyTorch's operator was taken: {reason}")
+    report = command(options)
+    print(json.dumps(report.as_dict(), indent=1) if options.json else report)
+    if report.mismatch:
+        return FAILED
+    return INTERRUPTED if report.interrupted else FINE
 
 
 def run_build(options: argparse.Namespace) -> int:
@@ -357,6 +318,7 @@ COMMANDS = {
     "doctor": run_doctor,
     "explain": run_explain,
     "bench": run_bench,
+    "verify": run_verify,
     "build": run_build,
     "cache": run_cache,
 }
@@ -371,6 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UsageError, ValueError) as error:
         print(f"upconv {options.command}: {error}", file=sys.stderr)
         return BAD_USAGE
+    except KeyboardInterrupt:
+        print(f"upconv {options.command}: stopped", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our pipe has left (`upconv explain ... | head`): no more to say to anyone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from .bench import SCHEMA, Row
+from .bench import Row
+from .comparison import Comparison
+from .contenders import TITLES
 from .explain import shorthand
-
-ROW_ADVICE = "measure again with `upconv bench --out FILE.json`"
-
-
-class ResultsError(Exception):
-    """A file that does not hold results; the text says what to do."""
-
-
-def read_results(path: str | Path) -> dict[str, Any]:
-    try:
-        results = json.loads(Path(path).read_text())
-    except OSError as error:
-        raise ResultsError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ResultsError(f"{path} is not JSON ({error}): {ROW_ADVICE}") from error
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA:
-        raise ResultsError(f"{path} does not hold results of schema {SCHEMA}: {ROW_ADVICE}")
-    return results
+from .results import ResultsError as ResultsError
+from .results import read_results as read_results
+from .results import rows_of
 
 
 def layer_text(row: Row) -> str:
@@ -76,36 +61,82 @@ def verdict(row: Row) -> str:
         return f"failed: {row.failure}"
     if not row.correct:
         return f"WRONG: error {row.errors['upconv']:.1e} > {row.limit:.1e}"
-    return f"{row.errors['upconv']:.1e} ({row.errors['torch']:.1e})"
+    others = [error for name, error in row.errors.items() if name != "upconv"]
+    worst = f" ({max(others):.1e})" if others else ""
+    return f"{row.errors['upconv']:.1e}{worst}"
 
 
 def ratio_text(row: Row) -> str:
     return "-" if row.ratio is None else f"{row.ratio:.2f}x"
 
 
-COLUMNS = ("case", "batch", "kernel", "error (PyTorch's)", "PyTorch ms", "upconv ms", "speed-up")
+def contenders_of(rows: list[Row]) -> list[str]:
+    """Everyone timed or asked for in one of the rows, upconv last."""
+    there = {name for row in rows for name in (*row.times, *row.skipped)} | {"upconv"}
+    if not any(row.skipped or row.times for row in rows):
+        there.add("torch")
+    return [name for name in TITLES if name in there]
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.case,
-        batch_text(row),
-        row.kernel,
-        verdict(row),
-        time_text(row, "torch"),
-        time_text(row, "upconv"),
-        ratio_text(row),
-    )
+def time_columns(names: list[str]) -> list[str]:
+    """A column of times for each, and one that compares upconv with the fastest of the others."""
+    gain = "speed-up" if len(names) <= 2 else "over the fastest"
+    return [*(f"{TITLES[name]} ms" for name in names), gain]
 
 
 def terminal_table(rows: list[Row], title: str) -> Table:
+    names = contenders_of(rows)
     table = Table(title=title, title_justify="left")
-    for column in COLUMNS:
+    for column in ("case", "batch", "kernel", "error (PyTorch's)", *time_columns(names)):
         table.add_column(column, justify="left" if column in ("case", "kernel") else "right")
     for row in rows:
         bad = row.failure or not row.correct or (row.ratio or 1) < 0.95
-        table.add_row(*cells(row), style="red" if bad else None)
+        times = [time_text(row, name) for name in names]
+        cells = (row.case, batch_text(row), row.kernel, verdict(row), *times, ratio_text(row))
+        table.add_row(*cells, style="red" if bad else None)
     return table
+
+
+def skipped_lines(rows: list[Row]) -> list[str]:
+    """Why contenders were not timed: one line for each reason, with its cases."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for name, reason in row.skipped.items():
+            cases.setdefault((name, reason), []).append(row.case)
+    return [
+        f"{name} was not timed ({'all cases' if len(of) == len(rows) else ', '.join(of)}): {reason}"
+        for (name, reason), of in cases.items()
+    ]
+
+
+def comparison_table(comparison: Comparison, title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("case", "old ms", "new ms", "new / old", "spread", "verdict"):
+        table.add_column(column, justify="left" if column in ("case", "verdict") else "right")
+    styles = {"slower": "red", "WRONG now": "red", "faster": "green"}
+    for change in comparison.changes:
+        table.add_row(
+            change.case,
+            milliseconds(change.old.median),
+            milliseconds(change.new.median) if change.new else "-",
+            f"{change.ratio:.2f}" if change.ratio else "-",
+            f"±{change.spread:.0%}",
+            change.verdict,
+            style=styles.get(change.verdict),
+        )
+    return table
+
+
+def comparison_lines(comparison: Comparison) -> list[str]:
+    """What is beside the table: the count of each verdict, what was left out, what else changed."""
+    verdicts = [change.verdict for change in comparison.changes]
+    counts = {verdict: verdicts.count(verdict) for verdict in dict.fromkeys(verdicts)}
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return [
+        f"{len(verdicts)} cases compared: {said}" if verdicts else "no case is in both files",
+        *(f"{case} was left out: {reason}" for case, reason in comparison.left_out.items()),
+        *(f"not the same: {note}" for note in comparison.notes),
+    ]
 
 
 def summary_line(summary: dict[str, Any]) -> str:
@@ -133,26 +164,20 @@ def conditions(results: dict[str, Any]) -> str:
 
 def markdown(results: dict[str, Any]) -> str:
     """The table of the README. Times are medians; the error is a share of the largest output."""
-    rows = [Row.from_dict(record) for record in results["rows"]]
+    rows = rows_of(results)
+    names = contenders_of(rows)
+    columns = ("case", "layer", "batch", "kernel", *time_columns(names), "error")
     lines = [
         f"{conditions(results)}.",
         "",
         f"**{summary_line(results['summary'])}**",
         "",
-        "| case | layer | batch | kernel | PyTorch ms | upconv ms | speed-up | error |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
     ]
     for row in rows:
         error = f"{row.errors['upconv']:.1e}" if row.correct else verdict(row)
-        texts = (
-            row.case,
-            layer_text(row),
-            batch_text(row),
-            row.kernel,
-            time_text(row, "torch", spread=False),
-            time_text(row, "upconv", spread=False),
-            ratio_text(row),
-            error,
-        )
-        lines.append(f"| {' | '.join(texts)} |")
+        times = [time_text(row, name, spread=False) for name in names]
+        texts = (row.case, layer_text(row), batch_text(row), row.kernel, *times)
+        lines.append(f"| {' | '.join((*texts, ratio_text(row), error))} |")
     return "\n".join(lines)

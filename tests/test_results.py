@@ -1,0 +1,144 @@
+"""Result files: whole at any moment, readable for good, and gone on with only where it is fair."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from upconv import results, tables
+from upconv.bench import Row, Settings, Timing, report
+from upconv.cases import Case
+from upconv.results import ResultsError, csv_text, holds, read_results, rows_to_keep, write_results
+
+ROOT = Path(__file__).parent.parent
+TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
+SETTINGS = Settings(against=("default", "compile"))
+
+
+def row_of(case: Case, batch: int | None = None) -> Row:
+    timing = Timing.of([1.0, 2.0, 3.0])
+    problem = case.problem(batch)
+    errors = {"torch": 1e-7, "upconv": 2e-7}
+    times = {"torch": timing, "upconv": timing}
+    return Row(case.name, problem, case.batch, "cpu_fprop", "", "forward", errors, 1e-6, times)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', '{"schema": 3}', "not json"])
+def test_files_without_results_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match="measure again"):
+        read_results(path)
+    with pytest.raises(ResultsError, match="cannot read"):
+        read_results(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("rows", [None, [None], [{"case": "a"}], [{"problem": {"x": 1}}]])
+def test_rows_that_are_none_are_refused(tmp_path: Path, rows: object) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"schema": 2, "rows": rows}))
+    with pytest.raises(ResultsError, match="a row that is none"):
+        read_results(path)
+
+
+def test_files_of_schema_1_are_read() -> None:
+    old = read_results(ROOT / "benchmarks/results/cpu-2threads.json")
+    assert old["schema"] == 1
+    rows = results.rows_of(old)
+    assert all(row.skipped == row.scratch == {} for row in rows)
+    assert [row.ratio for row in rows] == [record["ratio"] for record in old["rows"]]
+    assert "| PyTorch ms | upconv ms | speed-up |" in tables.markdown(old)
+
+
+def test_a_failed_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    write_results(path, {"a": 1})
+
+    def stopped(number: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_results(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["results.json"]
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "results.json")
+    write_results(link, {"a": 1})
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "results.json").read_text()) == {"a": 1}
+
+
+def test_timed_rows_are_kept_and_others_not(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert rows_to_keep(path, SETTINGS) == []
+    good = row_of(TINY)
+    failed = replace(good, case="failed", times={}, failure="RuntimeError: out of memory")
+    write_results(path, report([good, failed], SETTINGS))
+    assert rows_to_keep(path, SETTINGS) == [good]
+    # More or fewer seconds change how sure a time is, not what it means.
+    assert rows_to_keep(path, replace(SETTINGS, seconds=1.0)) == [good]
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "words"),
+    [
+        ("settings", "device", "cuda", "device cuda there, cpu now"),
+        ("settings", "dtype", "float16", "dtype float16 there, float32 now"),
+        ("settings", "layout", "channels_last", "layout channels_last there, contiguous now"),
+        ("settings", "against", ["default"], r"against \['default'\] there"),
+        ("environment", "torch", "1.0", "torch 1.0 there"),
+        ("environment", "upconv", "0.0.1", "upconv 0.0.1 there"),
+    ],
+)
+def test_other_conditions_are_refused_in_words(
+    tmp_path: Path, part: str, name: str, value: object, words: str
+) -> None:
+    path = tmp_path / "results.json"
+    written = report([row_of(TINY)], SETTINGS)
+    written[part][name] = value
+    write_results(path, written)
+    with pytest.raises(ResultsError, match=f"cannot resume .*{words}.*or another --out"):
+        rows_to_keep(path, SETTINGS)
+
+
+def test_another_machine_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    written = report([row_of(TINY)], SETTINGS)
+    written["environment"]["hardware"]["threads"] = 1000
+    write_results(path, written)
+    with pytest.raises(ResultsError, match="hardware threads 1000 there"):
+        rows_to_keep(path, SETTINGS)
+
+
+def test_a_case_is_known_by_its_sizes_too() -> None:
+    rows = [row_of(TINY, batch=1)]
+    assert holds(rows, TINY, SETTINGS)
+    assert not holds(rows, TINY._replace(name="other"), SETTINGS)
+    assert not holds(rows, TINY._replace(in_size=(5, 7)), SETTINGS)
+    assert not holds(rows, TINY._replace(batch=4), SETTINGS)
+    assert not holds(rows, TINY, replace(SETTINGS, dtype="float64"))
+
+
+def test_csv_has_a_line_a_row_and_flat_columns() -> None:
+    rows = [replace(row_of(TINY), skipped={"compile": "failed: a, b"}), row_of(TINY, batch=1)]
+    first, second = csv.DictReader(io.StringIO(csv_text(report(rows, SETTINGS))))
+    assert (first["case"], first["batch"], first["in_size"]) == ("tiny", "2", "5x6")
+    assert (first["kernel_size"], first["chosen_kernel"]) == ("3x3", "cpu_fprop")
+    assert (first["torch_median_ms"], first["torch_runs"]) == ("2.0", "3")
+    assert float(first["upconv_tflop_per_s"]) == rows[0].rates["upconv"]["tflop_per_s"]
+    assert (first["compile_median_ms"], first["compile_skipped"]) == ("", "failed: a, b")
+    assert first["upconv_scratch_bytes"] == ""
+    assert (second["batch"], second["full_batch"]) == ("1", "2")
+    assert csv_text(report([], SETTINGS)) == ""

@@ -1,0 +1,203 @@
+"""The command `upconv bench`: which cases, what is kept of an earlier run, and what is shown.
+
+The file of `--out` is written after every case, so that a run that was stopped can go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from . import bench, tables
+from .bench import Row, Settings
+from .cli import (
+    FAILED,
+    FINE,
+    INTERRUPTED,
+    UsageError,
+    case_from_options,
+    layer_given,
+)
+from .comparison import compare
+from .results import (
+    csv_text,
+    holds,
+    read_results,
+    rows_of,
+    rows_to_keep,
+    write_results,
+    write_whole,
+)
+
+if TYPE_CHECKING:
+    from .cases import Case
+
+
+def run(options: argparse.Namespace) -> int:
+    check_files(options)
+    old = read_results(options.compare) if options.compare else None
+    results = read_results(options.results) if options.results else measured(options)
+    rows = rows_of(results)
+    # With --compare two files are the question, and the table of one of them is not.
+    if not (options.results and old):
+        show_results(rows, results, options.markdown)
+    if options.csv:
+        write_whole(options.csv, csv_text(results))
+        print(f"written: {options.csv}", file=sys.stderr)
+    worse = old is not None and show_comparison(old, results, options.compare)
+    if not (results["complete"] or options.results):
+        return INTERRUPTED
+    return FINE if all(row.correct for row in rows) and not worse else FAILED
+
+
+def check_files(options: argparse.Namespace) -> None:
+    """What cannot be written or does not go together is said before anything is measured."""
+    for name in ("out", "csv"):
+        given = getattr(options, name)
+        if given and not Path(given).resolve().parent.is_dir():
+            raise UsageError(f"--{name} {given}: its folder does not exist")
+        if given and Path(given).exists() and not Path(given).is_file():
+            raise UsageError(f"--{name} {given} is not a plain file")
+    if options.resume and not options.out:
+        raise UsageError("--resume goes on with the file of --out: give that too")
+    if options.results:
+        measuring = {"cases": options.cases, "--out": options.out, "a layer": layer_given(options)}
+        given = [name for name, value in measuring.items() if value]
+        if given:
+            raise UsageError(f"--results measures nothing: it does not go with {given[0]}")
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """The cases asked for, fit for the layout."""
+    from .cases import select
+    from .explain import check
+
+    if layer_given(options):
+        if options.cases:
+            raise UsageError("give either cases or a layer by options, not both")
+        case = case_from_options(options)
+        check(case.problem())
+        chosen = [case]
+    else:
+        chosen = select(options.cases, {options.dims} if options.dims else None)
+    if options.layout == "channels_last":
+        if chosen and all(case.ndim == 1 for case in chosen):
+            raise UsageError("1-D tensors have no channels_last layout")
+        chosen = [case for case in chosen if case.ndim > 1]
+    if options.batch is not None:
+        if options.batch < 1:
+            raise UsageError(f"--batch must be at least 1, got {options.batch}")
+        chosen = [case._replace(batch=options.batch) for case in chosen]
+    return chosen
+
+
+def settings_of(options: argparse.Namespace) -> Settings:
+    import torch
+
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; `upconv doctor` says more")
+    if device == "cpu" and options.against == ("benchmark",):
+        raise UsageError("--against benchmark: cudnn.benchmark is for GPUs only; add default")
+    if options.threads is not None:
+        if options.threads < 1:
+            raise UsageError(f"--threads must be at least 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    return Settings(device, options.dtype, options.layout, options.seconds, options.against)
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The results of this run, with what `--resume` found in the file; written to `--out`."""
+    cases, settings = cases_of(options), settings_of(options)
+    kept = rows_to_keep(options.out, settings) if options.resume else []
+    left = [case for case in cases if not holds(kept, case, settings)]
+    if kept:
+        print(f"{options.out} holds {len(kept)} cases; {len(left)} to measure", file=sys.stderr)
+    load = bench.load_average()
+    if left and settings.device == "cpu" and load > 0.5:
+        print(f"other programs are running (load {load:.1f}): times will vary", file=sys.stderr)
+    order = {case.name: index for index, case in enumerate(cases)}
+    rows = list(kept)
+
+    def results(complete: bool) -> dict[str, Any]:
+        rows.sort(key=lambda row: order.get(row.case, len(order)))
+        found = bench.report(rows, settings, complete, load)
+        # A stop before the first case must not empty a file of earlier results.
+        if options.out and (rows or complete):
+            write_results(options.out, found)
+        return found
+
+    complete = measure_all(left, settings, rows, lambda: results(complete=False))
+    final = results(complete)
+    if not complete:
+        print(f"stopped; {how_to_go_on(len(rows), options.out)}", file=sys.stderr)
+    elif options.out:
+        print(f"written: {options.out}", file=sys.stderr)
+    return final
+
+
+def how_to_go_on(cases: int, path: str | None) -> str:
+    if not cases:
+        return "no case was finished, nothing was written"
+    if path is None:
+        return "nothing was written: with --out FILE a run can be resumed"
+    return f"{path} holds {cases} cases: the same command with --resume goes on from there"
+
+
+def measure_all(
+    cases: list[Case], settings: Settings, rows: list[Row], save: Callable[[], object]
+) -> bool:
+    """Every case under a progress bar, added to the rows; False where the user stopped it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+            task = progress.add_task("starting", total=len(cases))
+            for case in cases:
+
+                def say(stage: str, name: str = case.name) -> None:
+                    progress.update(task, description=f"{name}: {stage}")
+
+                rows.append(bench.measure(case, settings, say))
+                save()
+                progress.advance(task)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+def console_for(columns: int) -> Console:
+    """A file or a pipe has no width: as wide as the table needs."""
+    return Console(width=None if sys.stdout.isatty() else columns)
+
+
+def show_results(rows: list[Row], results: dict[str, Any], as_markdown: bool) -> None:
+    if as_markdown:
+        print(tables.markdown(results))
+        return
+    # 120 columns hold the table of one contender, another one takes 20.
+    width = 80 + 20 * len(tables.contenders_of(rows))
+    console_for(width).print(tables.terminal_table(rows, tables.conditions(results)))
+    print(tables.summary_line(results["summary"]))
+    for line in tables.skipped_lines(rows):
+        print(line)
+    refused = {row.case: row.reason for row in rows if row.kernel == "aten" and row.reason}
+    for case, reason in refused.items():
+        print(f"{case}: PyTorch's operator was taken: {reason}")
+
+
+def show_comparison(old: dict[str, Any], new: dict[str, Any], name: str) -> bool:
+    """Prints it; True where something got worse."""
+    comparison = compare(old, new)
+    if comparison.changes:
+        title = f"upconv's times against {name}"
+        console_for(120).print(tables.comparison_table(comparison, title))
+    for line in tables.comparison_lines(comparison):
+        print(line)
+    return comparison.bad
