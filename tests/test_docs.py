@@ -63,7 +63,8 @@ def test_every_command_parses(document: Path) -> None:
         if "COMMAND" in command:
             continue
         words = shlex.split(command, comments=True)[1:]
-        cli.build_parser().parse_args(words)
+        options = cli.build_parser().parse_args(words)
+        assert options.command == words[0], command
 
 
 def test_commands_are_found() -> None:
