@@ -104,11 +104,27 @@ def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, h: int, w: 
     assert 3 <= plan.stages <= 16, "two steps stay in flight behind the newest one"
     assert plan.pixels <= sm90_tiling.MAX_PIXELS
     assert plan.plane >= plan.pixels
-    assert len(plan.pairs) <= emulator.header_constant("kMaxPairs")
+    for table, most in (("pairs", "kMaxPairs"), ("kinds", "kMaxKinds"), ("jobs", "kMaxJobs")):
+        assert len(getattr(plan, table)) <= emulator.header_constant(most)
     assert all(kind["range"][0] % 4 == 0 for kind in plan.kinds)
     covered = plan.tiles_y * plan.tile_h * plan.out_step_y, plan.tiles_x * plan.tile_w
     assert covered[0] >= plan.out_h
     assert covered[1] * plan.out_step_x >= plan.out_w
+
+
+@pytest.mark.parametrize("stride", [(5, 5), (5, 6), (6, 5), (6, 6), (8, 4), (4, 8), (31, 1)])
+@pytest.mark.parametrize("out_channels", [16, 64, 192])
+def test_many_phases_fit_the_tables_or_are_refused(
+    stride: tuple[int, int], out_channels: int
+) -> None:
+    problem = Problem.of(2, 16, out_channels, (9, 9), 8, stride, dtype="bfloat16")
+    answer = sm90.consider(problem, H200)
+    if isinstance(answer, Refusal):
+        assert "too many taps or phases" in answer.reason
+        return
+    plan = emulator.Plan(answer.params)
+    for table, most in (("pairs", "kMaxPairs"), ("kinds", "kMaxKinds"), ("jobs", "kMaxJobs")):
+        assert len(getattr(plan, table)) <= emulator.header_constant(most)
 
 
 def test_one_dimension_is_a_single_row() -> None:
@@ -164,11 +180,11 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     tiling = next(sm90_tiling.tilings(shape, by_blocks, H200))
     assert list(tiling.fields(shape)) == emulator.header_fields()
     for name, value in {
-        "kMaxKinds": sm90.MAX_KINDS,
-        "kMaxPairs": sm90.MAX_PAIRS,
-        "kMaxJobs": sm90.MAX_JOBS,
-        "kMaxFolds": sm90.MAX_FOLDS,
-        "kMaxBlocks": sm90.MAX_BLOCKS,
+        "kMaxKinds": sm90_tiling.MAX_KINDS,
+        "kMaxPairs": sm90_tiling.MAX_PAIRS,
+        "kMaxJobs": sm90_tiling.MAX_JOBS,
+        "kMaxFolds": sm90_tiling.MAX_FOLDS,
+        "kMaxBlocks": sm90_tiling.MAX_BLOCKS,
         "kStepPairs": sm90_tiling.STEP_PAIRS,
     }.items():
         assert emulator.header_constant(name) == value

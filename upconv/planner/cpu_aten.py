@@ -78,15 +78,7 @@ def method(problem: Problem) -> str:
 def useful_share(problem: Problem) -> float:
     """Share of the products that land inside the output: oneDNN leaves the others out."""
     share = 1.0
-    for dimension in zip(
-        problem.in_size,
-        problem.kernel,
-        problem.stride,
-        problem.padding,
-        problem.output_padding,
-        problem.dilation,
-        strict=True,
-    ):
+    for dimension in problem.dimensions:
         size, kernel = dimension[:2]
         inside = sum(
             min(phase.count, size - tap.shift) - max(0, -tap.shift)

@@ -48,18 +48,7 @@ class Plan:
 
 
 def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
-    return tuple(
-        phases(*dimension)
-        for dimension in zip(
-            problem.in_size,
-            problem.kernel,
-            problem.stride,
-            problem.padding,
-            problem.output_padding,
-            problem.dilation,
-            strict=True,
-        )
-    )
+    return tuple(phases(*dimension) for dimension in problem.dimensions)
 
 
 def _aten(problem: Problem, hardware: Hardware) -> Candidate:

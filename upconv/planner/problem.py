@@ -81,10 +81,10 @@ class Problem:
         return len(self.in_size)
 
     @property
-    def out_size(self) -> tuple[int, ...]:
+    def dimensions(self) -> tuple[tuple[int, int, int, int, int, int], ...]:
+        """Each dimension by itself: size, kernel, stride, padding, output padding, dilation."""
         return tuple(
-            output_size(i, k, s, p, op, d)
-            for i, k, s, p, op, d in zip(
+            zip(
                 self.in_size,
                 self.kernel,
                 self.stride,
@@ -94,6 +94,10 @@ class Problem:
                 strict=True,
             )
         )
+
+    @property
+    def out_size(self) -> tuple[int, ...]:
+        return tuple(output_size(*dimension) for dimension in self.dimensions)
 
     @property
     def element_bytes(self) -> int:

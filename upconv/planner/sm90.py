@@ -21,12 +21,19 @@ from itertools import product
 from .candidate import Candidate, Refusal
 from .geometry import Tap, output_size
 from .problem import Hardware, Problem
-from .sm90_tiling import STEP_PAIRS, Tiling, step_count, tilings, up
+from .sm90_tiling import (
+    MAX_BLOCKS,
+    MAX_FOLDS,
+    OPERANDS,
+    STEP_PAIRS,
+    Tiling,
+    step_count,
+    tilings,
+    up,
+)
 
 KERNEL = "sm90_wgmma_fprop"
 
-OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS = 32, 1024, 128, 4, 4
 LEAST_CHANNELS = 8
 
 
@@ -47,17 +54,7 @@ class Lattice:
 
     @staticmethod
     def of(problem: Problem, dimension: int, in_step: int) -> Lattice:
-        size, kernel, stride, padding, extra, dilation = (
-            values[dimension]
-            for values in (
-                problem.in_size,
-                problem.kernel,
-                problem.stride,
-                problem.padding,
-                problem.output_padding,
-                problem.dilation,
-            )
-        )
+        size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
         out = output_size(size, kernel, stride, padding, extra, dilation)
         firsts = tuple(range(min(stride * in_step, out)))
         taps = []

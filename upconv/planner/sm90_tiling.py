@@ -40,6 +40,10 @@ TILES = (
 )
 """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Operand type of the kernel, by dtype; float32 is rounded to TF32."""
+MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS = 32, 1024, 128, 4, 4
+"""How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
 STAGE_BYTES = 8192
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 2 * 8 * 96 * 4 + 1024 * 4 + 8 * 8 * 544 + 6 * 64 * 96 + 4096
@@ -114,7 +118,7 @@ class Tiling:
         taps = problem.kernel[0] * problem.kernel[1]
         out_h, out_w = problem.out_size
         return {
-            "operand": {"float32": 0, "bfloat16": 1, "float16": 2}[problem.dtype],
+            "operand": OPERANDS[problem.dtype],
             "tile_n": self.n,
             "job_blocks": self.blocks,
             "channels_last": int(problem.channels_last),
@@ -179,7 +183,7 @@ def tilings(
     """Every legal tiling of a shape, with its expected time."""
     for n, blocks in TILES:
         job_list = by_blocks[blocks]
-        if not job_list or len(job_list) + 1 > 128:
+        if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
         for split in (False, True):
             if not split and len(job_list) == 1:
@@ -296,7 +300,9 @@ def pipelines(
         room = hardware.shared_memory - FIXED_BYTES
         kinds = {kind: None for job in job_list for kind in job.kinds}
         pair_count = sum(up(len(kind.taps) * slice_blocks // 2, STEP_PAIRS) for kind in kinds)
-        if pair_count > 1024 or len(kinds) > 32:
+        # A job that idles brings tap lists of its own, empty ones.
+        idle = blocks if not split and len(job_list) % 2 else 0
+        if pair_count > MAX_PAIRS or len(kinds) + idle > MAX_KINDS:
             continue
         rings = 1 if split else 2  # consumers that split the pixels share their weights
         for stages in (8, 6, 5, 4):
