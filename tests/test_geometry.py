@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from upconv.planner.geometry import Phase, grad_taps, halo, output_size, phases
+from upconv.planner.lattice import Lattice
+from upconv.planner.problem import Problem
 
 Dimension = tuple[int, int, int, int, int, int]
 """size, kernel, stride, padding, output_padding, dilation: the argument order of `phases`."""
@@ -156,3 +158,28 @@ def test_tap_lists_give_pytorchs_numbers() -> None:
         )
         theirs = tuple(t.detach().flatten().tolist() for t in (y, gx, gw))
         assert mine == theirs, dimension
+
+
+def test_lattices_read_the_positions_of_the_definition() -> None:
+    for dimension in DIMENSIONS[::7]:
+        size, kernel, stride, padding, extra, dilation = dimension
+        problem = Problem.of(1, 1, 1, (size,), kernel, stride, padding, extra, dilation)
+        inside = {(o, k): i for o, k, i in brute_force(dimension)}
+        for in_step in (1, 2, 3):
+            lattice = Lattice.of(problem, 0, in_step)
+            assert inside == {
+                (q * lattice.out_step + first, tap.k): q * lattice.in_step + tap.shift
+                for q in range(lattice.count)
+                for first, taps in zip(lattice.firsts, lattice.taps, strict=True)
+                for tap in taps
+                if q * lattice.out_step + first < lattice.size
+                and 0 <= q * lattice.in_step + tap.shift < size
+            }
+        gradient = Lattice.of_input_gradient(problem, 0)
+        assert inside == {
+            (o, tap.k): q
+            for q in range(gradient.count)
+            for tap in gradient.taps[0]
+            for o in [q * gradient.in_step + tap.shift]
+            if 0 <= o < problem.out_size[0]
+        }

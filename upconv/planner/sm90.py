@@ -19,7 +19,7 @@ from functools import cached_property
 from itertools import product
 
 from .candidate import Candidate, Refusal
-from .geometry import Tap, output_size
+from .lattice import Lattice
 from .problem import Hardware, Problem
 from .sm90_tiling import (
     MAX_BLOCKS,
@@ -35,38 +35,6 @@ from .sm90_tiling import (
 KERNEL = "sm90_wgmma_fprop"
 
 LEAST_CHANNELS = 8
-
-
-@dataclass(frozen=True)
-class Lattice:
-    """Phases of one dimension on a coarser lattice: output = q * out_step + first.
-
-    With `in_step` 1 these are the phases of geometry.py. With a larger one, neighbouring outputs
-    that share their taps become phases of their own (input = q * in_step + shift), so that few
-    output channels can still fill 64 rows.
-    """
-
-    in_step: int
-    out_step: int
-    size: int
-    firsts: tuple[int, ...]
-    taps: tuple[tuple[Tap, ...], ...]
-
-    @staticmethod
-    def of(problem: Problem, dimension: int, in_step: int) -> Lattice:
-        size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
-        out = output_size(size, kernel, stride, padding, extra, dilation)
-        firsts = tuple(range(min(stride * in_step, out)))
-        taps = []
-        for first in firsts:
-            reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
-            taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-        return Lattice(in_step, stride * in_step, out, firsts, tuple(taps))
-
-    @property
-    def count(self) -> int:
-        """Lattice points that cover all outputs."""
-        return -(-self.size // self.out_step)
 
 
 @dataclass(frozen=True)

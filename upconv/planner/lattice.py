@@ -1,0 +1,54 @@
+"""One spatial dimension as the GPU kernels see it: points, phases and taps.
+
+    output = q * out_step + first        input = q * in_step + shift
+
+Every direction of the operator has this form, so that one kernel with one tap table can serve more
+than one of them: the forward pass has `stride` phases and reads with step 1, the gradient of the
+input has one phase and reads with step `stride`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .geometry import Tap, output_size
+from .problem import Problem
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The phases of one dimension; `firsts[i]` and `taps[i]` belong to phase i.
+
+    Forward with an `in_step` over 1: neighbouring outputs that share their taps become phases of
+    their own, so that few output channels can still fill a tall block of rows.
+    """
+
+    in_step: int
+    out_step: int
+    size: int
+    firsts: tuple[int, ...]
+    taps: tuple[tuple[Tap, ...], ...]
+
+    @staticmethod
+    def of(problem: Problem, dimension: int, in_step: int = 1) -> Lattice:
+        """The forward pass. With `in_step` 1 these are the phases of geometry.py."""
+        size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
+        out = output_size(size, kernel, stride, padding, extra, dilation)
+        firsts = tuple(range(min(stride * in_step, out)))
+        taps = []
+        for first in firsts:
+            reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
+            taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
+        return Lattice(in_step, stride * in_step, out, firsts, tuple(taps))
+
+    @staticmethod
+    def of_input_gradient(problem: Problem, dimension: int) -> Lattice:
+        """The gradient of the input: "output" is grad_input here, "input" is grad_output."""
+        size, kernel, stride, padding, _, dilation = problem.dimensions[dimension]
+        taps = tuple(Tap(k, k * dilation - padding) for k in range(kernel))
+        return Lattice(stride, 1, size, (0,), (taps,))
+
+    @property
+    def count(self) -> int:
+        """Lattice points that cover all outputs."""
+        return -(-self.size // self.out_step)
