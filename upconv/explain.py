@@ -10,7 +10,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from . import env
-from .planner import ATEN, H200, Hardware, Phase, Plan, Problem, make_plan
+from .planner import ATEN, DIRECTIONS, H200, Hardware, Phase, Plan, Problem, make_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,8 @@ class Explanation:
     plan: Plan
     overruled: str = ""
     """The UPCONV_* setting that makes PyTorch's operator run whatever the plan says, if any."""
+    gradients: tuple[Plan, ...] = ()
+    """The plans of grad_input and grad_weight."""
 
     @property
     def problem(self) -> Problem:
@@ -80,6 +82,14 @@ class Explanation:
             "expected_us": chosen.microseconds if isfinite(chosen.microseconds) else None,
             "notes": list(chosen.notes),
             "refused": self.refused,
+            "gradients": {
+                plan.problem.direction: {
+                    "kernel": ATEN if self.overruled else plan.kernel,
+                    "notes": list(plan.chosen.notes),
+                    "refused": {refusal.kernel: refusal.reason for refusal in plan.refused},
+                }
+                for plan in self.gradients
+            },
         }
 
     def __str__(self) -> str:
@@ -91,7 +101,9 @@ class Explanation:
                 _phase_lines(self.plan),
                 _kernel_lines(self.plan)
                 + ([f"but      {self.overruled}: PyTorch's operator runs"] * bool(self.overruled)),
+                _gradient_lines(self.gradients),
             )
+            if lines
         )
 
 
@@ -123,11 +135,14 @@ def explain(
 
 def explanation_of(problem: Problem, machine: Hardware, here: bool) -> Explanation:
     """The plan as it would run; on this machine (`here`) the UPCONV_* variables have their say."""
-    if not here:
-        return Explanation(make_plan(problem, machine))
     settings = env.settings()
-    overruled = "UPCONV_BACKEND=aten" if settings.backend == "aten" else ""
-    return Explanation(make_plan(problem, machine, settings.force_kernel), overruled)
+    overruled = "UPCONV_BACKEND=aten" if here and settings.backend == "aten" else ""
+    forced = settings.force_kernel if here else None
+    plan, *gradients = (
+        make_plan(replace(problem, direction=direction), machine, forced)
+        for direction in DIRECTIONS
+    )
+    return Explanation(plan, overruled, tuple(gradients))
 
 
 def check(problem: Problem) -> None:
@@ -363,4 +378,15 @@ def _kernel_lines(plan: Plan) -> list[str]:
     for index, refusal in enumerate(plan.refused):
         label = "refused" if index == 0 else ""
         lines.append(f"{label:9}{refusal.kernel}: {refusal.reason}")
+    return lines
+
+
+def _gradient_lines(gradients: Sequence[Plan]) -> list[str]:
+    """What the gradients use: kernel, expected time, and the notes, which state the workspace."""
+    lines = []
+    for plan in gradients:
+        known = isfinite(plan.chosen.microseconds)
+        expected = f", {plan.chosen.microseconds:.4g} us expected" if known else ""
+        lines.append(f"{plan.problem.direction:12} {plan.kernel}{expected}")
+        lines += [f"         - {note}" for note in plan.chosen.notes]
     return lines

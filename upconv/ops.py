@@ -45,6 +45,7 @@ _FORWARD_ARGUMENTS = (
 _PARAMETERS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] output_padding, SymInt groups, SymInt[] dilation"
 )
+_GRADIENT_ARGUMENTS = f"Tensor grad_output, Tensor other, SymInt[] size, {_PARAMETERS}"
 _SCHEMAS = (
     *(f"conv_transpose{n}d({_FORWARD_ARGUMENTS.format(n=n)}) -> Tensor" for n in (1, 2, 3)),
     "conv_transpose_grad_input(Tensor grad_output, Tensor weight, SymInt[] input_size, "
@@ -54,6 +55,8 @@ _SCHEMAS = (
     # What the compiled side asks of Python: never on a call whose key it has seen before.
     f"_autograd(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> Tensor",
     f"_check(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> ()",
+    f"_aten_gradient(str direction, {_GRADIENT_ARGUMENTS}) -> Tensor",
+    f"_check_gradient(str direction, {_GRADIENT_ARGUMENTS}) -> ()",
     "_make_plan(int[] key) -> int[]",
     # What Python asks of the compiled side.
     "_clear_cpu_plans() -> ()",
@@ -70,6 +73,11 @@ FORWARD: tuple[Callable[..., Tensor], ...] = (
     torch.ops.upconv.conv_transpose3d.default,
 )
 """The forward operators, by number of spatial dimensions less one."""
+
+GRADIENTS: dict[str, Callable[..., Tensor]] = {
+    "grad_input": torch.ops.upconv.conv_transpose_grad_input.default,
+    "grad_weight": torch.ops.upconv.conv_transpose_grad_weight.default,
+}
 
 _BACKEND_KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
 _not_served: set[str] = set()
@@ -186,50 +194,59 @@ def _forward_autocast(
         return FORWARD[ndim - 1](cast(input), cast(weight), cast(bias), *given)
 
 
-def _input_gradient(
+def _gradient_unbuilt(
+    direction: str,
     grad_output: Tensor,
-    weight: Tensor,
-    input_size: Sequence[int],
+    other: Tensor,
+    size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     output_padding: Sequence[int],
     groups: int,
     dilation: Sequence[int],
 ) -> Tensor:
+    """A gradient before its library is loaded, and on every device without kernels of ours."""
     rest = (stride, padding, output_padding, groups, dilation)
-    check_grad_output(
-        weight.dim() - 2,
-        grad_output,
-        input_size,
-        weight.shape,
-        (stride, padding, output_padding, dilation),
-        groups,
-    )
+    _check_gradient(direction, grad_output, other, size, *rest)
+    sizes = (other.shape, size) if direction == "grad_weight" else (size, other.shape)
+    ndim = len(sizes[1]) - 2
+    named = {
+        "stride": stride,
+        "padding": padding,
+        "output_padding": output_padding,
+        "dilation": dilation,
+    }
+    lists = [expand(name, values, ndim) for name, values in named.items()]
+    key = plans.gradient_key_of(direction, grad_output, other, sizes, lists, groups)
+    plan = None if key is None else plans.plan_of(key)
     with torch._C._AutoDispatchBelowAutograd():
-        return autograd.aten_input_gradient(grad_output, weight, input_size, *rest)
+        if plan is not None and plan.kernel != "aten" and serve(grad_output.device.type):
+            return GRADIENTS[direction](grad_output, other, size, *rest)
+        return _aten_gradient(direction, grad_output, other, size, *rest)
 
 
-def _weight_gradient(
+def _aten_gradient(direction: str, *arguments: Any) -> Tensor:
+    """PyTorch's own; also what the compiled side asks for where the plan says so."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if direction == "grad_weight":
+            return autograd.aten_weight_gradient(*arguments)
+        return autograd.aten_input_gradient(*arguments)
+
+
+def _check_gradient(
+    direction: str,
     grad_output: Tensor,
-    input: Tensor,
-    weight_size: Sequence[int],
+    other: Tensor,
+    size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     output_padding: Sequence[int],
     groups: int,
     dilation: Sequence[int],
-) -> Tensor:
-    rest = (stride, padding, output_padding, groups, dilation)
-    check_grad_output(
-        len(weight_size) - 2,
-        grad_output,
-        input.shape,
-        weight_size,
-        (stride, padding, output_padding, dilation),
-        groups,
-    )
-    with torch._C._AutoDispatchBelowAutograd():
-        return autograd.aten_weight_gradient(grad_output, input, weight_size, *rest)
+) -> None:
+    sizes = (other.shape, size) if direction == "grad_weight" else (size, other.shape)
+    parameters = (stride, padding, output_padding, dilation)
+    check_grad_output(len(sizes[1]) - 2, grad_output, *sizes, parameters, groups)
 
 
 def clear_plans() -> None:
@@ -256,17 +273,19 @@ def _register() -> None:
         _implement(name, "AutocastCPU", partial(_forward_autocast, "cpu", ndim))
         _implement(name, "AutocastCUDA", partial(_forward_autocast, "cuda", ndim))
         torch.library.register_fake(f"upconv::{name}", partial(_forward_fake, ndim), lib=_library)
-    for name, unbuilt, differentiated, aten in (
-        ("grad_input", _input_gradient, autograd.input_gradient, autograd.aten_input_gradient),
-        ("grad_weight", _weight_gradient, autograd.weight_gradient, autograd.aten_weight_gradient),
+    for direction, differentiated, aten in (
+        ("grad_input", autograd.input_gradient, autograd.aten_input_gradient),
+        ("grad_weight", autograd.weight_gradient, autograd.aten_weight_gradient),
     ):
-        name = f"conv_transpose_{name}"
-        _implement(name, "CompositeExplicitAutograd", unbuilt)
+        name = f"conv_transpose_{direction}"
+        _implement(name, "CompositeExplicitAutograd", partial(_gradient_unbuilt, direction))
         _implement(name, "Autograd", differentiated)
         _implement(name, "FuncTorchBatched", aten)
         torch.library.register_fake(f"upconv::{name}", aten, lib=_library)
     _implement("_autograd", "CompositeImplicitAutograd", autograd.conv_transpose)
     _implement("_check", "CompositeImplicitAutograd", check_call)
+    _implement("_aten_gradient", "CompositeExplicitAutograd", _aten_gradient)
+    _implement("_check_gradient", "CompositeExplicitAutograd", _check_gradient)
     _implement("_make_plan", "CompositeExplicitAutograd", lambda key: plans.record(key))
     plans.on_clear(_clear_compiled_plans)
 

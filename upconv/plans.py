@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import env
-from .planner import ATEN, Hardware, Plan, Problem, make_plan
+from .planner import ATEN, DIRECTIONS, Hardware, Plan, Problem, make_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNEL_IDS = {ATEN: 0, "cpu_fprop": 1, "sm90_wgmma_fprop": 2}
+KERNEL_IDS = {ATEN: 0, "cpu_fprop": 1, "sm90_wgmma_fprop": 2, "sm90_wgmma_wgrad": 5}
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KEY_HEADER = (
@@ -36,6 +36,7 @@ KEY_HEADER = (
     "in_channels",
     "out_channels",
     "groups",
+    "direction",
 )
 """The first integers of a key; `ndim` values each of KEY_LISTS follow."""
 KEY_LISTS = ("in_size", "kernel", "stride", "padding", "output_padding", "dilation")
@@ -83,8 +84,57 @@ def key_of(
         weight.shape[0],
         weight.shape[1] * groups,
         groups,
+        DIRECTIONS.index("forward"),
         *input.shape[-ndim:],
         *weight.shape[2:],
+        *(value for values in lists for value in values),
+    ]
+
+
+def gradient_key_of(
+    direction: str,
+    grad_output: Tensor,
+    other: Tensor,
+    sizes: tuple[Sequence[int], Sequence[int]],
+    lists: Sequence[Sequence[int]],
+    groups: int,
+) -> list[int] | None:
+    """The same for a gradient; `other` is the weight or the input, `sizes` those of both.
+
+    None also where the layouts of the two tensors differ: which of them PyTorch's answer then has
+    depends on its backend.
+    """
+    input_size, weight_size = sizes
+    ndim = len(weight_size) - 2
+    batched = len(input_size) == ndim + 2
+    kind = grad_output.device.type
+    if (
+        kind not in DEVICE_KINDS
+        or grad_output.dtype not in _TORCH_DTYPES
+        or any(t.layout != torch.strided for t in (grad_output, other))
+        or (other.dtype, other.device) != (grad_output.dtype, grad_output.device)
+    ):
+        return None
+    last = [_strides_channels_last(t) for t in (grad_output, other) if t.dim() == ndim + 2]
+    if any(last) and not (all(last) and batched):
+        return None
+    on_gpu = kind == "cuda"
+    return [
+        DEVICE_KINDS.index(kind),
+        grad_output.device.index or 0,
+        _TORCH_DTYPES[grad_output.dtype],
+        int(any(last)),
+        int(on_gpu and grad_output.dtype == torch.float32 and tf32_allowed()),
+        0,
+        0 if on_gpu else torch.get_num_threads(),
+        ndim,
+        input_size[0] if batched else 1,
+        weight_size[0],
+        weight_size[1] * groups,
+        groups,
+        DIRECTIONS.index(direction),
+        *input_size[-ndim:],
+        *weight_size[2:],
         *(value for values in lists for value in values),
     ]
 
@@ -139,6 +189,7 @@ def problem_of(key: Sequence[int]) -> Problem:
         dtype=DTYPES[head["dtype"]],
         channels_last=bool(head["channels_last"]),
         tf32=bool(head["tf32"]),
+        direction=DIRECTIONS[head["direction"]],
         **lists,
     )
 

@@ -3,10 +3,11 @@
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, output_size, phases
 from .plan import KERNELS, Plan, dimension_phases, make_plan
-from .problem import H200, Hardware, Problem
+from .problem import DIRECTIONS, H200, Hardware, Problem
 
 __all__ = [
     "ATEN",
+    "DIRECTIONS",
     "H200",
     "KERNELS",
     "Candidate",

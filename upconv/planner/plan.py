@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import inf
 
 from . import cpu, cuda_aten, sm90
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
-from .problem import Hardware, Problem
+from .problem import DIRECTIONS, Hardware, Problem
 
 KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
+
+SERVED = {sm90.KERNEL: ("forward", "grad_input")}
+"""The directions of the kernels that do not compute the forward pass alone."""
 
 MARGIN = {"cpu": 1.05, "cuda": 1.15}
 """A kernel of our own must promise at least this gain: the estimates are no better than that. Those
@@ -51,9 +55,18 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
     return tuple(phases(*dimension) for dimension in problem.dimensions)
 
 
+def _answer(kernel: str, problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    served = SERVED.get(kernel, DIRECTIONS[:1])
+    if problem.direction not in served:
+        return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
+    return KERNELS[kernel](problem, hardware)
+
+
 def _aten(problem: Problem, hardware: Hardware) -> Candidate:
     """PyTorch's own operator: always legal."""
     if hardware.kind == "cpu":
+        if problem.direction != "forward":  # nothing to compare it with
+            return Candidate(ATEN, inf, notes=("PyTorch's own convolution",))
         estimate = cpu.aten_microseconds(problem, hardware)
         return Candidate(ATEN, estimate, notes=(cpu.aten_note(problem),))
     estimate = cuda_aten.aten_microseconds(problem)
@@ -72,7 +85,7 @@ def make_plan(problem: Problem, hardware: Hardware, forced: str | None = None) -
     `forced` names the kernel to use wherever it is legal, whatever it costs: for tests and for
     measurements.
     """
-    answers = [consider(problem, hardware) for consider in KERNELS.values()]
+    answers = [_answer(kernel, problem, hardware) for kernel in KERNELS]
     refused = [answer for answer in answers if isinstance(answer, Refusal)]
     legal = [answer for answer in answers if isinstance(answer, Candidate)]
     aten = _aten(problem, hardware)

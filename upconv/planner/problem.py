@@ -14,11 +14,15 @@ from math import prod
 from .geometry import output_size
 
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DIRECTIONS = ("forward", "grad_input", "grad_weight")
+"""What a call computes: the layer itself, or one of its gradients."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A forward transposed convolution of `len(in_size)` spatial dimensions.
+    """A transposed convolution of `len(in_size)` spatial dimensions, or one of its gradients.
+
+    Sizes and channels are those of the forward pass in every direction.
 
     `dtype` is torch's name without the prefix ("float32"). `channels_last` is the memory layout of
     input and output. `tf32` says that float32 products may be rounded to TF32, as
@@ -39,6 +43,7 @@ class Problem:
     dtype: str = "float32"
     channels_last: bool = False
     tf32: bool = False
+    direction: str = "forward"
 
     @staticmethod
     def of(

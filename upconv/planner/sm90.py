@@ -58,6 +58,8 @@ class Shape:
     rows: Lattice
     columns: Lattice
     folds: int
+    mirrored: bool = False
+    """The weight is read with its taps in reverse and its channels exchanged (`mirror`)."""
 
     @cached_property
     def kinds(self) -> tuple[tuple[Kind, ...], ...]:
@@ -76,7 +78,9 @@ class Shape:
         for fold, y in enumerate(group):
             for ty, tx in product(self.rows.taps[y], self.columns.taps[x]):
                 folds = taps.setdefault((ty.shift, tx.shift), [-1] * self.folds)
-                folds[fold] = ty.k * width + tx.k
+                position = ty.k * width + tx.k
+                last = self.problem.kernel[0] * width - 1
+                folds[fold] = last - position if self.mirrored else position
         first_y = [self.rows.firsts[y] for y in group]
         return Kind(
             self.columns.firsts[x],
@@ -90,6 +94,14 @@ class Shape:
         every = [shift for group in self.kinds for kind in group for shift, _ in kind.taps]
         ys, xs = [y for y, _ in every] or [0], [x for _, x in every] or [0]
         return min(ys), max(ys), min(xs), max(xs)
+
+    @property
+    def weight_strides(self) -> dict[str, int]:
+        """From one channel that is read, or written, to the next, in elements of the weight."""
+        taps = self.problem.kernel[0] * self.problem.kernel[1]
+        if self.mirrored:
+            return {"weight_in": taps, "weight_out": self.problem.in_channels * taps}
+        return {"weight_in": self.problem.out_channels * taps, "weight_out": taps}
 
     @property
     def fold_rows(self) -> int:
@@ -112,7 +124,7 @@ class Job:
         return sum(len(kind.taps) for kind in self.kinds)
 
 
-def shapes(problem: Problem) -> list[Shape]:
+def shapes(problem: Problem, mirrored: bool = False) -> list[Shape]:
     """The ways to lay the problem out: folded when few output channels would leave rows empty."""
     columns = Lattice.of(problem, 1, 1)
     result = []
@@ -121,7 +133,8 @@ def shapes(problem: Problem) -> list[Shape]:
             continue
         stride = problem.stride[0]
         in_step = 1 if stride >= folds or folds % stride else folds // stride
-        result.append(Shape(problem, Lattice.of(problem, 0, in_step), columns, folds))
+        rows = Lattice.of(problem, 0, in_step)
+        result.append(Shape(problem, rows, columns, folds, mirrored))
     return result
 
 
@@ -203,13 +216,43 @@ def flat(problem: Problem) -> Problem:
     )
 
 
+def mirror(problem: Problem) -> Problem | str:
+    """The forward pass that computes a problem's grad_input, or why there is none.
+
+    With stride 1, `gx[i] = sum of w[k] * gy[i - p + k * d]` is the transposed convolution of gy
+    with the taps in reverse and a padding of `d * (K - 1) - p`.
+    """
+    if max(problem.stride) > 1:
+        return f"grad_input with stride {max(problem.stride)}: covers stride 1 only"
+    if max(problem.output_padding) > 0:
+        return "grad_input with output_padding: not covered"
+    padding = tuple(d * (k - 1) - p for _, k, _, p, _, d in problem.dimensions)
+    if min(padding) < 0:
+        return f"grad_input with padding beyond the kernel's reach: {problem.padding}"
+    return replace(
+        problem,
+        in_channels=problem.out_channels,
+        out_channels=problem.in_channels,
+        in_size=problem.out_size,
+        padding=padding,
+        bias=False,
+        direction="forward",
+    )
+
+
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    mirrored = problem.direction == "grad_input"
+    if mirrored:
+        forward = mirror(problem)
+        if isinstance(forward, str):
+            return Refusal(KERNEL, forward)
+        problem = forward
     reason = legality(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
     problem = flat(problem)
     best: tuple[Shape, list[Job], Tiling] | None = None
-    for shape in shapes(problem):
+    for shape in shapes(problem, mirrored):
         by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
         for tiling in tilings(shape, by_blocks, hardware):
             if best is None or tiling.cycles < best[2].cycles:
@@ -260,5 +303,5 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
         job_fields += [weights, steps, int(job.interleave), job.columns]
         weights += steps * tiling.slices
     fields = tiling.fields(shape)
-    fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list))
+    fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list), **shape.weight_strides)
     return (*fields.values(), *kind_fields, *pairs, *job_fields)

@@ -115,7 +115,6 @@ class Tiling:
     def fields(self, shape: Shape) -> dict[str, int]:
         problem = shape.problem
         shift_y = shape.shifts[0]
-        taps = problem.kernel[0] * problem.kernel[1]
         out_h, out_w = problem.out_size
         return {
             "operand": OPERANDS[problem.dtype],
@@ -153,8 +152,8 @@ class Tiling:
             "split_pixels": self.split_pixels,
             "fold_rows": shape.fold_rows,
             "vector": self.vector,
-            "weight_in": problem.out_channels * taps,
-            "weight_out": taps,
+            "weight_in": 0,
+            "weight_out": 0,
             "groups": self.groups,
             "kinds": 0,
             "pairs": 0,

@@ -31,7 +31,8 @@ using at::Tensor;
 // The numbers that C++ and Python share (upconv/plans.py)
 
 enum DeviceKind : int64_t { kCpu = 0, kCuda = 1 };
-enum KernelId : int64_t { kAten = 0, kCpuFprop = 1, kSm90WgmmaFprop = 2 };
+enum KernelId : int64_t { kAten = 0, kCpuFprop = 1, kSm90WgmmaFprop = 2, kSm90WgmmaWgrad = 5 };
+enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 
 // Positions in a key. After the header come kKeyLists lists of one value per spatial dimension:
 // in_size, kernel, stride, padding, output_padding, dilation.
@@ -48,7 +49,8 @@ enum KeyField : int {
   kKeyInChannels = 9,
   kKeyOutChannels = 10,
   kKeyGroups = 11,
-  kKeyHeader = 12
+  kKeyDirection = 12,
+  kKeyHeader = 13
 };
 constexpr int kKeyLists = 6;
 constexpr int kMaxKey = kKeyHeader + kKeyLists * 3;
@@ -188,6 +190,7 @@ bool fill_key(PlanKey& key, const Call& call, DeviceKind kind, bool tf32, int64_
   key.push(in_channels);
   key.push(out_channels);
   key.push(call.groups);
+  key.push(kForward);
   for (int i = 0; i < N; ++i) key.push(x.size(rank - N + i));
   for (int i = 0; i < N; ++i) key.push(w.size(2 + i));
   for (at::IntArrayRef list :
@@ -271,13 +274,10 @@ inline void check_call(int64_t ndim, const Stack& stack) {
   op.callBoxed(arguments);
 }
 
-// The plan of a key: from the table, else checked and made by Python. `complete(key, plan)` says
-// whether the plan of a kernel of ours holds all that the kernel will read.
+// A new plan of a checked call, made by Python. `complete(key, plan)` says whether the plan of a
+// kernel of ours holds all that the kernel will read.
 template <typename Complete>
-PlanPointer plan_for(PlanCache& cache, const PlanKey& key, const Stack& stack,
-                     const Complete& complete) {
-  if (PlanPointer plan = cache.find(key)) return plan;
-  check_call(key[kKeyNdim], stack);
+PlanPointer make_plan_of(PlanCache& cache, const PlanKey& key, const Complete& complete) {
   static const c10::OperatorHandle make_plan = find_operator("upconv::_make_plan");
   Stack exchange{at::IValue(key.list())};
   make_plan.callBoxed(exchange);
@@ -291,6 +291,15 @@ PlanPointer plan_for(PlanCache& cache, const PlanKey& key, const Stack& stack,
               " parameters) does not fit the compiled kernel; planner and library differ");
   cache.insert(key, plan);
   return plan;
+}
+
+// The plan of a key: from the table, else checked and made.
+template <typename Complete>
+PlanPointer plan_for(PlanCache& cache, const PlanKey& key, const Stack& stack,
+                     const Complete& complete) {
+  if (PlanPointer plan = cache.find(key)) return plan;
+  check_call(key[kKeyNdim], stack);
+  return make_plan_of(cache, key, complete);
 }
 
 // PyTorch's own operator on the same arguments, which its result replaces. Called by name: the

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common.h"
@@ -21,6 +22,7 @@ namespace upconv {
 // sizes than the tensors have would have a kernel read or write outside them.
 struct CallSizes {
   int64_t batch, in_channels, out_channels, groups;
+  Direction direction;
   int ndim;
   bool channels_last;
   int64_t in[3], out[3], kernel[3];  // depth, height, width
@@ -30,6 +32,7 @@ struct CallSizes {
         in_channels(key[kKeyInChannels]),
         out_channels(key[kKeyOutChannels]),
         groups(key[kKeyGroups]),
+        direction(static_cast<Direction>(key[kKeyDirection])),
         ndim(static_cast<int>(key[kKeyNdim])),
         channels_last(key[kKeyChannelsLast] != 0) {
     for (int i = 0; i < 3; ++i) {
@@ -41,15 +44,30 @@ struct CallSizes {
       kernel[i] = value(1);
       out[i] = (in[i] - 1) * value(2) - 2 * value(3) + value(5) * (kernel[i] - 1) + value(4) + 1;
     }
+    // The input's gradient is a convolution the other way: a kernel reads what the layer wrote.
+    if (direction == kGradInput) {
+      std::swap(in_channels, out_channels);
+      for (int i = 0; i < 3; ++i) std::swap(in[i], out[i]);
+    }
+  }
+
+  // Are these the weight's strides between the channels that a kernel reads and writes?
+  bool weight_strides(int64_t by_in, int64_t by_out) const {
+    const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+    const bool swapped = direction == kGradInput;
+    return by_in == (swapped ? taps : out_channels * taps) &&
+           by_out == (swapped ? in_channels * taps : taps);
   }
 };
 
-// Where the tensors of one launch lie; `weight` is packed where the kernel packs.
+// Where the tensors of one launch lie; `weight` is packed where the kernel packs. A kernel for the
+// weight's gradient gets grad_output in its place.
 struct Operands {
   const void* input;
   const void* weight;
   const void* bias;  // null where there is none
   void* output;
+  void* workspace = nullptr;  // of the size that the kernel asks for
 };
 
 struct CudaKernel {
@@ -63,6 +81,7 @@ struct CudaKernel {
   int64_t (*packed_bytes)(const void* plan);
   cudaError_t (*pack)(const void* plan, const void* weight, void* packed, cudaStream_t);
   cudaError_t (*launch)(const void* plan, const Operands&, int multiprocessors, cudaStream_t);
+  int64_t (*workspace_bytes)(const void* plan) = nullptr;  // null: none needed
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -78,7 +97,7 @@ inline CudaKernel::Prepared read_sm90(const CallSizes& call, const std::vector<i
                     plan->out_h == call.out[1] && plan->in_channels == call.in_channels &&
                     plan->out_channels == call.out_channels && call.groups == 1 &&
                     plan->in_w == call.in[2] && plan->in_h == call.in[1] &&
-                    plan->weight_out == call.kernel[1] * call.kernel[2];
+                    call.weight_strides(plan->weight_in, plan->weight_out);
   if (!fits) return nullptr;
   return plan;
 }
