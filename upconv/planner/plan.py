@@ -7,15 +7,19 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 
-from . import cpu, cuda_aten, sm90
+from . import cpu, cuda_aten, sm90, sm90_wgrad
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import DIRECTIONS, Hardware, Problem
 
-KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
+KERNELS = {
+    cpu.KERNEL: cpu.consider,
+    sm90.KERNEL: sm90.consider,
+    sm90_wgrad.KERNEL: sm90_wgrad.consider,
+}
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
-SERVED = {sm90.KERNEL: ("forward", "grad_input")}
+SERVED = {sm90.KERNEL: ("forward", "grad_input"), sm90_wgrad.KERNEL: ("grad_weight",)}
 """The directions of the kernels that do not compute the forward pass alone."""
 
 MARGIN = {"cpu": 1.05, "cuda": 1.15}

@@ -14,6 +14,7 @@
 #include "common.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
+#include "cuda/sm90_wgrad_launch.h"
 #endif
 
 namespace upconv {
@@ -124,6 +125,41 @@ inline CudaKernel sm90_kernel() {
             return sm90_fprop(params, multiprocessors, stream);
           }};
 }
+
+inline CudaKernel::Prepared read_wgrad(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<WgradParams>();
+  if (!read_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const bool fits = call.ndim <= 2 && !call.channels_last && call.groups == 1 &&
+                    plan->batch == call.batch && plan->in_channels == call.in_channels &&
+                    plan->out_channels == call.out_channels && plan->in_h == call.in[1] &&
+                    plan->in_w == call.in[2] && plan->out_h == call.out[1] &&
+                    plan->out_w == call.out[2] && plan->taps == call.kernel[1] * call.kernel[2];
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel wgrad_kernel() {
+  CudaKernel kernel{kSm90WgmmaWgrad,
+                    "the Hopper kernel for the weight's gradient",
+                    16,
+                    read_wgrad,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  kernel.launch = [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+    WgradParams params = *static_cast<const WgradParams*>(plan);
+    params.x = operands.input;
+    params.gy = operands.weight;
+    params.gw = operands.output;
+    params.workspace = static_cast<float*>(operands.workspace);
+    return sm90_wgrad(params, stream);
+  };
+  kernel.workspace_bytes = [](const void* plan) {
+    return wgrad_workspace_bytes(*static_cast<const WgradParams*>(plan));
+  };
+  return kernel;
+}
 #endif
 
 // ------------------------------------------------------------------------------------------------
@@ -133,6 +169,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
 #ifdef UPCONV_SM90
       sm90_kernel(),
+      wgrad_kernel(),
 #endif
   };
   return kernels;

@@ -115,6 +115,12 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t address) {
   return v;
 }
 
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+
 // Makes ordinary shared-memory stores of this thread visible to WGMMA and bulk copies.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

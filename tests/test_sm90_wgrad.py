@@ -1,0 +1,168 @@
+"""The plan of the weight's gradient on Hopper, as far as a machine without a GPU can test it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import wgrad_emulator as emulator
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
+from upconv.planner.sm90_wgrad import FIXED_BYTES, FORMS
+
+ROOT = Path(__file__).resolve().parent.parent
+CUDA = ROOT / "upconv" / "csrc" / "cuda"
+
+
+def candidate(problem: Problem, multiprocessors: int = 132) -> Candidate:
+    answer = sm90_wgrad.consider(problem, replace(H200, multiprocessors=multiprocessors))
+    assert isinstance(answer, Candidate), answer
+    return answer
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    pair = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * 2))  # noqa: E731
+    stride, dilation = pair(1, 3), pair(1, 3)
+    problem = Problem(
+        batch=draw(st.integers(1, 3)),
+        in_channels=draw(st.integers(8, 70)),
+        out_channels=draw(st.integers(8, 70)),
+        in_size=(draw(st.integers(1, 5)), draw(st.integers(1, 36))),
+        kernel=(draw(st.integers(1, 4)), draw(st.integers(1, 7))),
+        stride=stride,
+        padding=pair(0, 3),
+        output_padding=tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        ),
+        dilation=dilation,
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+        tf32=True,
+        direction="grad_weight",
+    )
+    assume(min(problem.out_size) > 0)
+    return problem
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(), st.sampled_from([1, 8, 132]))
+def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
+    gy = rng.standard_normal((problem.batch, problem.out_channels, *problem.out_size))
+    gw = emulator.run(candidate(problem, sms).params, x, gy)
+    weight = torch.zeros(problem.in_channels, problem.out_channels, *problem.kernel).double()
+    rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding, 1)
+    _, expected, _ = torch.ops.aten.convolution_backward(
+        torch.from_numpy(gy), torch.from_numpy(x), weight, None, *rest, [False, True, False]
+    )
+    np.testing.assert_allclose(gw.reshape(expected.shape), expected.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
+def test_every_plan_keeps_the_limits_of_the_kernel(
+    problem: Problem, h: int, w: int, batch: int
+) -> None:
+    problem = replace(problem, in_size=(h, w), batch=batch)
+    assume(min(problem.out_size) > 0)
+    plan = emulator.Plan(candidate(problem).params)
+    assert (plan.consumers, plan.tile_n, plan.groups, plan.run) in FORMS
+    assert not (plan.pairs and plan.consumers > 2), "not compiled"
+    vectors = emulator.UNIT * plan.element // 16
+    pixels = plan.segment * plan.images
+    assert pixels % emulator.UNIT == 0
+    chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + 128 // vectors)
+    chunk += plan.planes * emulator.ROWS * plan.pitch * plan.point
+    stage = -(-chunk // 128) * 128
+    assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
+    assert plan.stages <= emulator.header_constant("kWgradMaxStages")
+    assert len(plan.jobs) <= emulator.header_constant("kWgradJobs")
+    extra = max(job["extra_rows"] for job in plan.jobs)
+    assert 1 <= plan.lag <= 4
+    assert plan.stages >= 1 + plan.lag + extra, "producers and consumers would wait for ever"
+    assert plan.bands * plan.band_rows >= plan.in_h
+    assert plan.strips * plan.segment >= plan.in_w
+    assert plan.workers <= plan.image_groups * plan.bands * plan.strips
+    assert pixels * plan.element // 4 <= 128
+    for job in plan.jobs:
+        assert job["planes"] <= emulator.header_constant("kWgradPlanes")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"channels_last": True}, "contiguous layout only"),
+        ({"groups": 2}, "groups = 2"),
+        ({"tf32": False}, "TF32"),
+        ({"in_channels": 4}, "below 8"),
+        ({"kernel": (40, 40)}, "no chunk fits"),
+    ],
+)
+def test_what_it_cannot_serve_is_refused(change: dict[str, object], reason: str) -> None:
+    problem = Problem.of(2, 32, 32, (20, 20), 3, tf32=True, direction="grad_weight")
+    answer = sm90_wgrad.consider(replace(problem, **change), H200)  # type: ignore[arg-type]
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+def test_the_workspace_is_bounded_and_stated() -> None:
+    problem = Problem.of(64, 64, 128, (128, 256), (3, 5), tf32=True, direction="grad_weight")
+    answer = candidate(problem)
+    plan = emulator.Plan(answer.params)
+    sums = plan.groups * plan.run * plan.tile_n * emulator.ROWS
+    size = plan.workers * len(plan.jobs) * plan.channel_blocks * plan.consumers * sums * 4
+    assert size <= 64 * 2**20
+    assert any(f"workspace {size / 2**20:.1f} MiB" in note for note in answer.notes)
+
+
+def test_both_sides_list_the_same_fields_and_forms() -> None:
+    problem = Problem.of(2, 16, 16, (9, 9), 3, tf32=True, direction="grad_weight")
+    form = next(sm90_wgrad.forms(problem))
+    jobs = sm90_wgrad.jobs(problem, form)
+    chunk = next(sm90_wgrad.chunks(problem, form, jobs, H200))
+    split = sm90_wgrad.Split(9, 1, 1, 0, 0.0, "")
+    names = list(sm90_wgrad.fields(problem, form, jobs, chunk, split))
+    assert names == emulator.header_fields()
+    text = (CUDA / "sm90_wgrad_launch.cuh").read_text()
+    macro = text[text.index("#define UPCONV_WGRAD_FORMS") : text.index("template <typename")]
+    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", macro)
+    assert tuple(tuple(map(int, form)) for form in found) == FORMS
+    for name in ("Jobs", "Planes", "Consumers", "Groups", "Taps"):
+        expected = getattr(sm90_wgrad, f"MAX_{name.upper()}")
+        assert emulator.header_constant(f"kWgrad{name}") == expected
+
+
+def test_the_generated_file_is_what_the_generator_writes() -> None:
+    namespace: dict[str, object] = {"__name__": "generator"}
+    exec((ROOT / "tools" / "generate_wgmma.py").read_text(), namespace)
+    assert (CUDA / "wgmma_registers.cuh").read_text() == namespace["register_text"]()  # type: ignore[operator]
+    assert {n for _, n, _, _ in FORMS} == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+@pytest.mark.parametrize("operand", ["tf32", "bf16"])
+def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> None:
+    command = ["nvcc", "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a"]
+    command += ["--expt-relaxed-constexpr", "-Xptxas=-v", "-cubin", "-o", str(tmp_path / "cubin")]
+    run = subprocess.run(
+        [*command, str(CUDA / f"sm90_wgrad_{operand}.cu")],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    report = run.stdout + run.stderr
+    assert run.returncode == 0, report
+    assert "serialized" not in report, "the WGMMA pipeline is broken up"
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    assert spills, report
+    assert max(spills) <= 64, report

@@ -1,0 +1,232 @@
+"""The Hopper kernel for the weight's gradient in numpy: reads the plan's integers and nothing else.
+
+It follows csrc/cuda/sm90_wgmma_wgrad.cuh step by step (copies into the ring, windows in registers,
+vectors in shared memory, sums of all workers), so that tables, layout and walk are tested without a
+GPU. Memory that was not written holds NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+HEADER = (
+    Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "sm90_wgrad_params.h"
+)
+ROWS, UNIT = 64, 32
+
+
+def header_fields() -> list[str]:
+    """The scalar fields in the order of the C++ header."""
+    return re.findall(r"^\s+X\((\w+)\)", HEADER.read_text(), re.MULTILINE)
+
+
+def header_constant(name: str) -> int:
+    found = re.search(rf"constexpr int {name} = (\d+);", HEADER.read_text())
+    assert found, name
+    return int(found.group(1))
+
+
+class Plan:
+    def __init__(self, record: tuple[int, ...]) -> None:
+        values = iter(record)
+        self.field = {name: next(values) for name in header_fields()}
+
+        def take(*names: str) -> dict[str, int]:
+            return {name: next(values) for name in names}
+
+        def group() -> dict[str, object]:
+            found: dict[str, object] = dict(take("plane", "back", "offset", "high"))
+            found["tap"] = [next(values) for _ in range(header_constant("kWgradTaps"))]
+            return found
+
+        self.jobs = []
+        for _ in range(self.field["jobs"]):
+            job: dict[str, object] = dict(take("shift_y", "extra_rows", "copy", "planes"))
+            planes = [
+                take("channel", "phase_y", "phase_x", "start")
+                for _ in range(header_constant("kWgradPlanes"))
+            ]
+            job["plane"] = planes[: self.field["planes"]]
+            job["consumer"] = [
+                {
+                    **take("active", "channel"),
+                    "group": [group() for _ in range(header_constant("kWgradGroups"))],
+                }
+                for _ in range(header_constant("kWgradConsumers"))
+            ]
+            self.jobs.append(job)
+        assert next(values, None) is None, "integers left over"
+
+    def __getattr__(self, name: str) -> int:
+        return self.field[name]
+
+    @property
+    def element(self) -> int:
+        return 4 if self.operand == 0 else 2
+
+    @property
+    def point(self) -> int:
+        return 4 if self.pairs else self.element
+
+
+def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
+    """(image, row, column, rows) of every unit of a worker."""
+    total = plan.image_groups * plan.bands * plan.strips
+    result = []
+    for index in range(total * worker // plan.workers, total * (worker + 1) // plan.workers):
+        rest, strip = divmod(index, plan.strips)
+        group, band = divmod(rest, plan.bands)
+        row = band * plan.band_rows
+        rows = min(plan.band_rows, plan.in_h - row)
+        result.append((group * plan.images, row, strip * plan.segment, rows))
+    return result
+
+
+def fill_input(
+    plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: int
+) -> np.ndarray:
+    """[unit, vector, channel, t, element of a word]"""
+    image, row, column = where
+    pixels, per_word = plan.segment * plan.images, 4 // plan.element
+    vectors = UNIT * plan.element // 16
+    words = pixels // per_word
+    assert words <= 128, "a producer thread has one word of a row"
+    result = np.full((pixels // UNIT, vectors, plan.tile_n, 4, per_word), np.nan)
+    for word in range(words):
+        i, c = divmod(word * per_word, plan.segment)
+        unit, inside = divmod(word, UNIT // per_word)
+        for e in range(per_word):
+            values = np.zeros(plan.tile_n)
+            if image + i < plan.batch and column + c + e < plan.in_w:
+                if plan.copy_input == 4 and plan.element == 2:
+                    assert plan.in_w % 2 == 0, "copies of 4 bytes start on 4 bytes"
+                found = x[image + i, channel : channel + plan.tile_n, row, column + c + e]
+                values[: len(found)] = found
+            result[unit, inside % vectors, :, inside // vectors, e] = values
+    return result
+
+
+def fill_plane(
+    plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
+) -> np.ndarray:
+    """[channel, point, phase of a point]; the second phase only where points are pairs."""
+    image, row, column = where
+    plane = job["plane"][index]
+    phases = 2 if plan.pairs else 1
+    tile = np.full((ROWS, plan.pitch + 32, phases), np.nan)
+    per_copy = max(4 // plan.point, 1) if job["copy"] == 2 else job["copy"] // plan.point
+    assert plan.filled % per_copy == 0
+    assert plan.images * plan.filled // per_copy <= 128, "a thread has one copy of a row"
+    for i in range(plan.images):
+        for point in range(plan.filled):
+            y = row * plan.step_y + plane["phase_y"]
+            x = (column + plane["start"] + point) * plan.step_x + plane["phase_x"]
+            if job["copy"] > 2:
+                first = x - point % per_copy * plan.step_x
+                contiguous = plan.step_x == 1 or (plan.pairs and plan.step_x == 2)
+                assert contiguous or per_copy == 1
+                assert first * plan.element % job["copy"] == 0
+                assert plan.out_w * plan.element % job["copy"] == 0
+                assert (i * plan.segment_pitch + point // per_copy * per_copy) * plan.point % (
+                    job["copy"]
+                ) == 0
+            for phase in range(phases):
+                values = np.zeros(ROWS)
+                inside = 0 <= y < plan.out_h and 0 <= x + phase < plan.out_w
+                if image + i < plan.batch and inside:
+                    channel = plane["channel"]
+                    found = gy[image + i, channel : channel + ROWS, y, x + phase]
+                    values[: len(found)] = found
+                tile[:, i * plan.segment_pitch + point, phase] = values
+    return tile
+
+
+def multiply(
+    plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: int
+) -> np.ndarray:
+    """[grad_output channel, input channel] of one tap and one chunk."""
+    total = np.zeros((ROWS, plan.tile_n))
+    pieces = plan.segment // 8
+    steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
+    for unit in range(chunk.shape[0]):
+        for t in range(4):
+            i, piece = divmod(4 * unit + t, pieces)
+            base = i * plan.segment_pitch + piece * 8 + group["offset"]
+            assert base % 4 == 0, "windows are read in vectors"
+            for m in range(steps):
+                for h in range(2):
+                    for e in range(4 // plan.element):
+                        if plan.element == 4:
+                            point = base + m + tap + 4 * h
+                        else:
+                            point = base + 2 * (m + 2 * h) + e + tap
+                        a = tile[:, point, group["high"]]
+                        total += np.outer(a, chunk[unit, m + vectors // 2 * h, :, t, e])
+    return total
+
+
+def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
+    """The gradient [Cin, Cout, tap]; taps that no run stores stay NaN, double ones are an error."""
+    plan = Plan(record)
+    gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
+    assert plan.pitch % 8 == 4, "rows would share banks"
+    assert plan.images * plan.segment_pitch <= plan.pitch
+    for job in plan.jobs:
+        for block in range(plan.channel_blocks):
+            sums: dict[tuple[int, int, int], np.ndarray] = {}
+            for worker in range(plan.workers):
+                walk(plan, job, block * plan.tile_n, worker, x, gy, sums)
+            store(plan, job, block * plan.tile_n, sums, gw)
+    return gw
+
+
+def walk(
+    plan: Plan,
+    job: dict,
+    channel: int,
+    worker: int,
+    x: np.ndarray,
+    gy: np.ndarray,
+    sums: dict[tuple[int, int, int], np.ndarray],
+) -> None:
+    ring: list[list[np.ndarray]] = []
+    for image, row, column, rows in units(plan, worker):
+        for i in range(rows + job["extra_rows"]):
+            y = row + job["shift_y"] + i
+            planes = [
+                fill_plane(plan, gy, job, k, (image, y, column)) for k in range(job["planes"])
+            ]
+            ring = [planes, *ring][: plan.stages - plan.lag]
+            if i < job["extra_rows"]:
+                continue
+            chunk = fill_input(plan, x, (image, row + i - job["extra_rows"], column), channel)
+            for c in range(plan.consumers):
+                if not job["consumer"][c]["active"]:
+                    continue
+                for g in range(plan.groups):
+                    group = job["consumer"][c]["group"][g]
+                    assert 0 <= group["back"] <= job["extra_rows"]
+                    for t in range(plan.run):
+                        if group["tap"][t] < 0:
+                            continue
+                        tile = ring[group["back"]][group["plane"]]
+                        product = multiply(plan, chunk, tile, group, t)
+                        sums[c, g, t] = sums.get((c, g, t), 0) + product
+
+
+def store(
+    plan: Plan,
+    job: dict,
+    channel: int,
+    sums: dict[tuple[int, int, int], np.ndarray],
+    gw: np.ndarray,
+) -> None:
+    for (c, g, t), total in sums.items():
+        first = job["consumer"][c]["channel"]
+        tap = job["consumer"][c]["group"][g]["tap"][t]
+        target = gw[channel : channel + plan.tile_n, first : first + ROWS, tap]
+        assert np.isnan(target).all(), "a tap was stored twice"
+        target[...] = total.T[: target.shape[0], : target.shape[1]]

@@ -1,0 +1,97 @@
+// The weight's gradient on Hopper, straight on NCHW: gw[ci, co, k] = sum over images and pixels i
+// of x[ci, i] * gy[co, i * stride - padding + k * dilation].
+//
+// The idea. Pixels are the reduced dimension K. Rows of 64 grad_output channels come from registers
+// (operand A), N input channels from shared memory (operand B, K-major). A tap moves grad_output
+// along K by single pixels, which no descriptor can; in registers it costs little, because K may be
+// numbered at will: a thread holds 8 neighbouring pixels of its two channels, t * 8 .. t * 8 + 7,
+// and those to their right. Pixel 8 t + v of a unit of 32 is element t of vector v in shared
+// memory, instruction m takes vectors m and m + 4, and so the next tap finds its operand in the
+// next set of registers. One window of shared memory reads serves a whole run of taps. (16-bit
+// types: the same with words of two pixels, and a second copy that starts in the middle of words.)
+//
+// Stride: grad_output is taken apart into its phases on the way in ("planes"; 16-bit types at width
+// stride 2 keep both phases in one word and are taken apart by byte permutation in registers).
+// Rows: chunks (one input row, a strip of columns) follow each other down the image in a ring, and
+// a tap of another kernel row finds its row of grad_output in an older chunk of the ring.
+//
+// Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
+// writes its sums to the workspace, and a second kernel adds them in a fixed order.
+//
+// Roles: producers   warps 0-3   fill the ring with asynchronous copies
+//        consumers   C warpgroups, each with its own taps or channels, on the same chunks
+// Pipelines: full[stage]   128 producer threads arrive -> consumers may read
+//            empty[stage]  each consumer arrives once  -> producers may fill again
+#pragma once
+
+#include "sm90_wgrad_consumer.cuh"
+#include "sm90_wgrad_producers.cuh"
+
+namespace upconv::wgrad {
+
+// --- The kernel ------------------------------------------------------------------------------
+
+template <typename Operand, int C, int N, int G, int T, bool kPairs>
+__global__ void __launch_bounds__(128 * (C + 1), 1)
+    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p) {
+  static_assert(C == 2 || C == 3, "registers are shared out for two or three consumers");
+  // ptxas wants accumulators and register operands within what the block is launched with (168 or
+  // 128 a thread), whatever setmaxnreg adds: 5 taps of N = 64 make it serialize the products.
+  static_assert(G * T * N <= (C == 2 ? 256 : 192), "the accumulators would spill");
+  static_assert(C <= kWgradConsumers && G <= kWgradGroups && T <= kWgradTaps, "beyond the plan");
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const Shared shared(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.stages; ++i) {
+      ptx::barrier_init(shared.full + 8 * i, kProducers);
+      ptx::barrier_init(shared.empty + 8 * i, C);
+    }
+    ptx::barrier_init_fence();
+  }
+  const int pieces = p.segment / 8;
+  for (int i = threadIdx.x; i < chunk_pixels(p) / 8; i += blockDim.x) {
+    shared.pieces[i] = i / pieces * p.segment_pitch + i % pieces * 8;
+  }
+  __syncthreads();
+  // 168 registers a thread for 3 warpgroups, 128 for 4, handed round: 72 + 2 x 216, 56 + 3 x 152.
+  if (threadIdx.x < 128) {
+    ptx::give_registers<(C == 2 ? 72 : 56)>();
+    Producer<Operand>(p, shared).run();
+  } else {
+    ptx::take_registers<(C == 2 ? 216 : 152)>();
+    const int c = threadIdx.x / 128 - 1;
+    Consumer<Operand, N, G, T, kPairs>(p, shared, c).run(c);
+  }
+}
+
+// --- Adding up -------------------------------------------------------------------------------
+
+// One thread an accumulator: its sums of all workers, in order, to its place in the weight.
+template <typename Operand>
+__global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ WgradParams p) {
+  const int half = p.tile_n / 2, sums = p.groups * p.run * half;
+  int rest = blockIdx.x;
+  const int i = rest % sums;
+  rest /= sums;
+  const int c = rest % p.consumers;
+  rest /= p.consumers;
+  const WgradJob& job = p.job[rest % p.jobs];
+  const int first_in = rest / p.jobs * p.tile_n;
+  const WgradConsumer& consumer = job.consumer[c];
+  const int tap = consumer.group[i / half / p.run].tap[i / half % p.run];
+  if (!consumer.active || tap < 0) return;
+  const int64_t step = static_cast<int64_t>(p.jobs) * p.channel_blocks * p.consumers * sums * 128;
+  const float* source = p.workspace + static_cast<int64_t>(blockIdx.x) * 128 + threadIdx.x;
+  float sum = 0.f;
+#pragma unroll 8
+  for (int worker = 0; worker < p.workers; ++worker) sum += source[worker * step];
+  const int r = i % half, lane = threadIdx.x % 32;
+  const int out = consumer.channel + threadIdx.x / 32 * 16 + lane / 4 + r / 2 % 2 * 8;
+  const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
+  if (out >= p.out_channels || in >= p.in_channels) return;
+  static_cast<typename Operand::Element*>(
+      p.gw)[(static_cast<int64_t>(in) * p.out_channels + out) * p.taps + tap] =
+      Operand::from_float(sum);
+}
+
+}  // namespace upconv::wgrad

@@ -1,0 +1,11 @@
+// The weight's gradient for Fp16 operands; a file of its own so that the three compile side by
+// side.
+#include "sm90_wgrad_launch.cuh"
+
+namespace upconv {
+
+cudaError_t sm90_wgrad_fp16(const WgradParams& p, cudaStream_t stream) {
+  return launch_wgrad<Fp16>(p, stream);
+}
+
+}  // namespace upconv

@@ -1,0 +1,57 @@
+// Plan integers -> WgradParams, and the choice of the operand type.
+#include "sm90_wgrad_launch.h"
+
+namespace upconv {
+
+#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_DECLARE(index, name) cudaError_t sm90_wgrad_##name(const WgradParams&, cudaStream_t);
+UPCONV_OPERANDS(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+
+bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
+  int64_t at = 0;
+  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
+  auto small = [&]() { return static_cast<int16_t>(take()); };
+#define UPCONV_READ(name) plan->name = take();
+  UPCONV_WGRAD_FIELDS(UPCONV_READ)
+#undef UPCONV_READ
+  if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
+    return false;
+  for (int i = 0; i < plan->jobs; ++i) {
+    WgradJob& job = plan->job[i];
+    job.shift_y = small();
+    job.extra_rows = small();
+    job.copy = small();
+    job.planes = small();
+    for (WgradPlane& plane : job.plane) {
+      for (int16_t* field : {&plane.channel, &plane.phase_y, &plane.phase_x, &plane.start})
+        *field = small();
+    }
+    for (WgradConsumer& consumer : job.consumer) {
+      consumer.active = small();
+      consumer.channel = small();
+      for (WgradGroup& group : consumer.group) {
+        for (int16_t* field : {&group.plane, &group.back, &group.offset, &group.high})
+          *field = small();
+        for (int16_t& tap : group.tap) tap = small();
+      }
+    }
+  }
+  return at == length;
+}
+
+int64_t wgrad_workspace_bytes(const WgradParams& plan) {
+  const int64_t blocks = static_cast<int64_t>(plan.jobs) * plan.channel_blocks * plan.workers;
+  const int64_t sums = plan.groups * plan.run * (plan.tile_n / 2) * 128;
+  return blocks * plan.consumers * sums * static_cast<int64_t>(sizeof(float));
+}
+
+cudaError_t sm90_wgrad(const WgradParams& plan, cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return sm90_wgrad_##name(plan, stream);
+  UPCONV_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv

@@ -1,0 +1,104 @@
+// Hopper kernel for the weight's gradient: sizes, shared memory, and the walk over the pixels. The
+// idea, roles and pipelines are told in sm90_wgmma_wgrad.cuh.
+#pragma once
+
+#include "ptx.cuh"
+#include "sm90_layout.cuh"
+#include "sm90_wgrad_params.h"
+
+namespace upconv::wgrad {
+
+// --- Configuration ---------------------------------------------------------------------------
+
+constexpr int kProducers = 128;
+constexpr int kUnit = 32;           // pixels that one set of registers covers
+constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of a chunk lie
+constexpr int kSlackBytes = 128;    // windows may reach past the last channel
+constexpr int kRows = 64;           // channels of grad_output of one warpgroup
+
+template <typename Operand>
+struct Shape {
+  static constexpr int kElement = sizeof(typename Operand::Element);
+  static constexpr int kWords = kUnit * kElement / 4;  // of a channel in one unit
+  static constexpr int kVectors = kWords / 4;          // 16-byte vectors of the same
+  // From one vector to the next: 16 (32) bytes beyond N vectors spread a warp's words over the
+  // banks, when 32 neighbouring words of a channel (16 of two channels) are copied.
+  __host__ __device__ static constexpr int vector_step(int n) { return n * 16 + 64 / kVectors * 2; }
+};
+static_assert(Shape<Tf32>::vector_step(64) == 64 * 16 + 16, "8 vectors, 4 banks apart");
+static_assert(Shape<Bf16>::vector_step(64) == 64 * 16 + 32, "4 vectors, 8 banks apart");
+
+__host__ __device__ inline int element_bytes(const WgradParams& p) { return p.operand ? 2 : 4; }
+__host__ __device__ inline int point_bytes(const WgradParams& p) {
+  return p.pairs ? 4 : element_bytes(p);
+}
+__host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
+__host__ __device__ inline int input_bytes(const WgradParams& p) {
+  const int vectors = kUnit * element_bytes(p) / 16;
+  return chunk_pixels(p) / kUnit * vectors * (p.tile_n * 16 + 64 / vectors * 2);
+}
+__host__ __device__ inline int plane_bytes(const WgradParams& p) {
+  return kRows * p.pitch * point_bytes(p);
+}
+__host__ __device__ inline int stage_bytes(const WgradParams& p) {
+  return (input_bytes(p) + p.planes * plane_bytes(p) + 127) / 128 * 128;
+}
+__host__ __device__ inline int shared_bytes(const WgradParams& p) {
+  return kHeaderBytes + p.stages * stage_bytes(p) + kSlackBytes;
+}
+
+struct Shared {
+  uint32_t full, empty;  // barrier arrays
+  int* pieces;           // point of each 8-pixel piece of a chunk
+  uint32_t stages;
+
+  __device__ __forceinline__ explicit Shared(unsigned char* memory) {
+    full = ptx::shared_address(memory);
+    empty = full + 8 * kWgradMaxStages;
+    pieces = reinterpret_cast<int*>(memory + 2 * 8 * kWgradMaxStages);
+    stages = full + kHeaderBytes;
+  }
+};
+
+// --- The walk --------------------------------------------------------------------------------
+
+// A unit of work: a strip of columns of some images, `rows` input rows from `row` on. Its chunks
+// are those rows, and `extra_rows` more rows of grad_output before the first is complete.
+struct Unit {
+  int image, row, column, rows;
+
+  __device__ __forceinline__ Unit(const WgradParams& p, int index) {
+    column = index % p.strips * p.segment;
+    index /= p.strips;
+    row = index % p.bands * p.band_rows;
+    image = index / p.bands * p.images;
+    rows = min(p.band_rows, p.in_h - row);
+  }
+};
+
+// What one block does: a job, a block of input channels, and a share of the units.
+struct Share {
+  int job, channel, first, end;
+
+  __device__ __forceinline__ explicit Share(const WgradParams& p) {
+    const int kinds = p.jobs * p.channel_blocks;
+    const int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
+    job = kind % p.jobs;
+    channel = kind / p.jobs * p.tile_n;
+    const int64_t units = static_cast<int64_t>(p.image_groups) * p.bands * p.strips;
+    first = static_cast<int>(units * worker / p.workers);
+    end = static_cast<int>(units * (worker + 1) / p.workers);
+  }
+};
+
+// A place in the ring of chunks.
+struct Slot {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(const WgradParams& p) {
+    if (++index == p.stages) index = 0, parity ^= 1;
+  }
+};
+
+}  // namespace upconv::wgrad
