@@ -83,6 +83,7 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + 128 // vectors)
     chunk += plan.planes * emulator.ROWS * plan.pitch * plan.point
     stage = -(-chunk // 128) * 128
+    assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
     assert plan.stages <= emulator.header_constant("kWgradMaxStages")
     assert len(plan.jobs) <= emulator.header_constant("kWgradJobs")

@@ -130,6 +130,8 @@ class Chunk:
     filled: int
     segment_pitch: int
     pitch: int
+    input_bytes: int
+    plane_bytes: int
     stage_bytes: int
     stages: int
     lag: int
@@ -227,11 +229,13 @@ def chunks(
             pitch = images * filled
             pitch += 4 * (pitch // 4 % 2 == 0)
             input_bytes = pixels // UNIT * vectors * (form.n * 16 + 128 // vectors)
-            stage = up(input_bytes + planes * ROWS * pitch * point, 128)
+            plane_bytes = ROWS * pitch * point
+            stage = up(input_bytes + planes * plane_bytes, 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
             lag = min(max(stages - extra - 2, 1), 4)
             if stages >= lag + extra + 1:
-                yield Chunk(segment, images, filled, filled, pitch, stage, stages, lag)
+                sizes = (input_bytes, plane_bytes, stage)
+                yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
 
 
 def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWork:
@@ -261,6 +265,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         copies=words + copies,
         rounded=0 if small else words,
         waits=waits,
+        lag=chunk.lag,
     )
 
 
@@ -348,6 +353,9 @@ def fields(
         "planes": max(len(job.planes()) for job in job_list),
         "stages": chunk.stages,
         "lag": chunk.lag,
+        "input_bytes": chunk.input_bytes,
+        "plane_bytes": chunk.plane_bytes,
+        "stage_bytes": chunk.stage_bytes,
         "workers": split.workers,
         "channel_blocks": -(-problem.in_channels // form.n),
         "jobs": len(job_list),

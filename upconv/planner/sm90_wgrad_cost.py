@@ -28,6 +28,7 @@ WAIT_CYCLES = 0.9
 """Loading one element through registers: by latency."""
 BATCH_CYCLES = 90.0
 """Loading the windows of a batch of products, as far as other warpgroups do not hide it."""
+LATENCY_CYCLES = 1500.0
 CHUNK_CYCLES = 150.0
 SHADOW = 0.1
 """Share of what the faster units do that is felt all the same."""
@@ -55,6 +56,8 @@ class ChunkWork:
     """Copies of all producer threads."""
     rounded: float
     waits: float
+    lag: int
+    """Chunks on their way at a time."""
 
     @property
     def terms(self) -> dict[str, float]:
@@ -67,6 +70,7 @@ class ChunkWork:
             "the copies": COPY_CYCLES * self.copies
             + ROUND_CYCLES * self.rounded
             + WAIT_CYCLES * self.waits,
+            "waiting for memory": LATENCY_CYCLES / self.lag,
         }
 
     @property

@@ -108,7 +108,7 @@ struct Consumer {
     const int channel = thread / 32 * 16 + thread % 32 / 4;
     int stage = slot.index - group.back;
     if (stage < 0) stage += p.stages;
-    return shared.stages + stage * stage_bytes(p) + input_bytes(p) + group.plane * plane_bytes(p) +
+    return shared.stages + stage * p.stage_bytes + p.input_bytes + group.plane * p.plane_bytes +
            (channel * p.pitch + group.offset) * point_bytes(p);
   }
 
@@ -144,7 +144,7 @@ struct Consumer {
     uint32_t base[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) base[g] = window_base(mine.group[g]);
-    uint32_t tile = shared.stages + slot.index * stage_bytes(p);
+    uint32_t tile = shared.stages + slot.index * p.stage_bytes;
     const int* piece = shared.pieces + threadIdx.x % 4;
 #pragma unroll 1
     for (int left = chunk_pixels(p); left > 0; left -= kUnit) {

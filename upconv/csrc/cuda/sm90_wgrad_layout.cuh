@@ -33,18 +33,8 @@ __host__ __device__ inline int point_bytes(const WgradParams& p) {
   return p.pairs ? 4 : element_bytes(p);
 }
 __host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
-__host__ __device__ inline int input_bytes(const WgradParams& p) {
-  const int vectors = kUnit * element_bytes(p) / 16;
-  return chunk_pixels(p) / kUnit * vectors * (p.tile_n * 16 + 64 / vectors * 2);
-}
-__host__ __device__ inline int plane_bytes(const WgradParams& p) {
-  return kRows * p.pitch * point_bytes(p);
-}
-__host__ __device__ inline int stage_bytes(const WgradParams& p) {
-  return (input_bytes(p) + p.planes * plane_bytes(p) + 127) / 128 * 128;
-}
 __host__ __device__ inline int shared_bytes(const WgradParams& p) {
-  return kHeaderBytes + p.stages * stage_bytes(p) + kSlackBytes;
+  return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
 struct Shared {
