@@ -21,11 +21,41 @@ COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
 
 
-def aten_microseconds(problem: Problem) -> float:
+GRADIENT = {
+    "grad_input": {"float32": (1.9, 1.2), "small": (1.4, 1.1)},
+    "grad_weight": {"float32": (2.4, 1.6), "small": (1.9, 1.7)},
+}
+"""How many times the arithmetic the gradients take on the contiguous layout, by dtype: where taps
+of neighbouring outputs overlap (grad_input: at stride 1), and elsewhere. Below what was
+measured on 9 layers."""
+GRADIENT_TRAFFIC = {"grad_input": 2.0, "grad_weight": 2.4}
+"""The copies to channels_last and back, as a multiple of the least traffic."""
+
+
+def gradient_microseconds(problem: Problem) -> float:
+    arithmetic, memory = _least(problem)
+    kind = "float32" if problem.dtype == "float32" else "small"
+    if problem.direction == "grad_input":
+        overlap = max(problem.stride) == 1
+    else:
+        overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
+    share = GRADIENT[problem.direction][kind][0 if overlap else 1]
+    copies = GRADIENT_TRAFFIC[problem.direction] * memory
+    return share * arithmetic + copies + CALL_MICROSECONDS
+
+
+def _least(problem: Problem) -> tuple[float, float]:
+    """Microseconds of the arithmetic and of the traffic by themselves."""
     arithmetic = problem.flops / TERAFLOPS[problem.dtype] / 1e6
-    memory = problem.bytes / COPY_TERABYTES / 1e6
+    return arithmetic, problem.bytes / COPY_TERABYTES / 1e6
+
+
+def aten_microseconds(problem: Problem) -> float:
+    arithmetic, memory = _least(problem)
     if problem.channels_last:
         return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
+    if problem.direction != "forward":
+        return gradient_microseconds(problem)
     outputs = problem.batch * problem.out_channels * prod(problem.out_size)
     bias_pass = 2 * outputs * problem.element_bytes if problem.bias else 0
     if max(problem.stride) == 1:

@@ -141,6 +141,25 @@ class Chunk:
         return self.segment * self.images
 
 
+def pieces(
+    found: list[tuple[int, int]], most: int, element_bytes: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together.
+
+    Copies of 4 bytes hold two 16-bit pixels: there every piece but the last of a chain has an even
+    length, so that all of them start alike.
+    """
+    while found:
+        chain = 1
+        while chain < len(found) and found[chain][0] == found[0][0] + chain:
+            chain += 1
+        length = min(chain, most)
+        if length < chain and element_bytes == 2 and length > 1:
+            length -= length % 2
+        yield found[:length]
+        found = found[length:]
+
+
 def runs(problem: Problem, most: int) -> list[Run]:
     """Every tap of a 2-D problem, in runs of at most `most`."""
     (_, height, step_y, pad_y, _, dilation_y), columns = problem.dimensions
@@ -151,12 +170,7 @@ def runs(problem: Problem, most: int) -> list[Run]:
         by_phase.setdefault(phase, []).append((shift, k))
     result = []
     for phase_x, found in sorted(by_phase.items()):
-        pieces: list[list[tuple[int, int]]] = []
-        for shift, k in sorted(found):
-            if not (pieces and pieces[-1][-1][0] == shift - 1 and len(pieces[-1]) < most):
-                pieces.append([])
-            pieces[-1].append((shift, k))
-        for piece in pieces:
+        for piece in pieces(sorted(found), most, problem.element_bytes):
             for ky in range(height):
                 shift_y, phase_y = divmod(ky * dilation_y - pad_y, step_y)
                 taps = tuple(ky * width + kx for _, kx in piece)
@@ -238,34 +252,37 @@ def chunks(
                 yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
 
 
+def passes(channels: int, row: int) -> int:
+    """Channels of one producer thread: so many lie side by side, rounded to a power of two."""
+    return channels // (1 << (PRODUCERS // row).bit_length() - 1)
+
+
 def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWork:
-    """What one chunk of a job costs each unit of the multiprocessor."""
+    """What one chunk of a job costs producers and consumers."""
     small = problem.element_bytes == 2
     point = 4 if form.pairs else problem.element_bytes
     units = chunk.pixels // UNIT
-    planes = len(job.planes())
+    planes = job.planes()
     copy = copy_bytes(problem, job)
     per_copy = max(4 // point, 1) if copy == 2 else copy // point
-    points = up(8 + form.run - 1, 4)
-    words = form.n * chunk.pixels * problem.element_bytes // 4
-    copies = planes * ROWS * chunk.images * chunk.filled // per_copy
-    waits = (copies if copy == 2 else 0) + (words if small and problem.in_size[1] % 2 else 0)
+    words = passes(form.n, chunk.pixels * problem.element_bytes // 4)
+    copies = len(planes) * passes(ROWS, chunk.images * chunk.filled // per_copy)
     consumers = len(job.consumers)
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
     element, span = problem.element_bytes, chunk.filled * problem.stride[1]
-    by_row = Counter((p.channel, p.phase_y, p.phase_x) for p in job.planes())
+    by_row = Counter((plane.channel, plane.phase_y, plane.phase_x) for plane in planes)
     rows = sum({row[:2]: count for row, count in sorted(by_row.items())}.values())
     read = form.n * up(chunk.segment * element, 32) + rows * ROWS * (span * element + 28)
+    by_elements = small and problem.in_size[1] % 2 == 1
     return ChunkWork(
         tensor=consumers * form.groups * form.run * units * (2 if small else 4) * form.n / 2,
         batches=units * -(-form.groups // 2),
-        windows=consumers * form.groups * units * ROWS * 4 * points * point,
+        windows=consumers * form.groups * units * ROWS * 4 * up(8 + form.run - 1, 4) * point,
         read=chunk.images * read,
-        filled=words * 4 + planes * ROWS * chunk.images * chunk.filled * point,
         copies=words + copies,
         rounded=0 if small else words,
-        waits=waits,
-        lag=chunk.lag,
+        waits=(copies if copy == 2 else 0) + (words if by_elements else 0),
+        spare=chunk.stages > job.extra_rows + 1 + chunk.lag,
     )
 
 

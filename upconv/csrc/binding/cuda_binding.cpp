@@ -7,6 +7,7 @@
 
 #include "common.h"
 #include "cuda_kernels.h"
+#include "gradients.h"
 #include "tf32.h"
 
 namespace upconv {
@@ -188,76 +189,6 @@ std::optional<Tensor> run(const Stack& stack) {
 // ------------------------------------------------------------------------------------------------
 // Gradients
 
-// The arguments of a gradient on top of the stack, as many as the forward operators have.
-struct GradientCall {
-  const Tensor& grad_output;
-  const Tensor& other;  // the weight, or the input
-  at::DimVector size;   // of the input, or of the weight
-  at::DimVector lists[4];
-  int64_t groups;
-
-  explicit GradientCall(const Stack& stack)
-      : grad_output(Call::argument(stack, 0).toTensor()),
-        other(Call::argument(stack, 1).toTensor()),
-        size(size_list(Call::argument(stack, 2))),
-        lists{size_list(Call::argument(stack, 3)), size_list(Call::argument(stack, 4)),
-              size_list(Call::argument(stack, 5)), size_list(Call::argument(stack, 7))},
-        groups(Call::argument(stack, 6).toSymInt().expect_int()) {}
-};
-
-// The key of a gradient that a kernel of ours might serve, as gradient_key_of in plans.py makes it.
-// False also where the layouts of the two tensors differ, and where sizes do not fit: those are no
-// part of the key, and a kernel would read outside the tensor.
-bool fill_gradient_key(PlanKey& key, const GradientCall& call, Direction direction) {
-  const Tensor &gy = call.grad_output, &other = call.other;
-  const bool by_weight = direction == kGradWeight;
-  const at::IntArrayRef x = by_weight ? other.sizes() : at::IntArrayRef(call.size);
-  const at::IntArrayRef w = by_weight ? at::IntArrayRef(call.size) : other.sizes();
-  const int64_t dtype = dtype_number(gy.scalar_type());
-  const int ndim = static_cast<int>(w.size()) - 2;
-  if (dtype < 0 || ndim < 1 || ndim > 3 || gy.dim() != static_cast<int64_t>(x.size()) ||
-      (gy.dim() != ndim + 2 && gy.dim() != ndim + 1) || other.scalar_type() != gy.scalar_type() ||
-      other.device() != gy.device() || gy.layout() != at::kStrided ||
-      other.layout() != at::kStrided)
-    return false;
-  const bool batched = gy.dim() == ndim + 2;
-  int counted = 0, last = 0;
-  for (const Tensor* tensor : {&gy, &other}) {
-    if (tensor->dim() != ndim + 2) continue;
-    ++counted;
-    last += strides_channels_last(tensor->sizes(), tensor->strides());
-  }
-  if (last && !(last == counted && batched)) return false;
-  for (const int64_t value :
-       {int64_t{kCuda}, int64_t{gy.device().index()}, dtype, int64_t{last != 0},
-        int64_t{dtype == 0 && conv_tf32_allowed()}, int64_t{0}, int64_t{0}, int64_t{ndim},
-        batched ? x[0] : int64_t{1}, w[0], w[1] * call.groups, call.groups, int64_t{direction}})
-    key.push(value);
-  for (int i = 0; i < ndim; ++i) key.push(x[x.size() - ndim + i]);
-  for (int i = 0; i < ndim; ++i) key.push(w[2 + i]);
-  for (const at::DimVector& list : call.lists) {
-    if (list.size() != 1 && static_cast<int>(list.size()) != ndim) return false;
-    for (int i = 0; i < ndim; ++i) key.push(list[list.size() == 1 ? 0 : i]);
-  }
-  if (x[x.size() - ndim - 1] != w[0] || gy.size(batched ? 1 : 0) != w[1] * call.groups ||
-      (batched && gy.size(0) != x[0]))
-    return false;
-  for (int i = 0; i < ndim; ++i) {
-    const auto value = [&](int list) { return key[kKeyHeader + list * ndim + i]; };
-    const int64_t expected =
-        (value(0) - 1) * value(2) - 2 * value(3) + value(5) * (value(1) - 1) + value(4) + 1;
-    if (gy.size(gy.dim() - ndim + i) != expected) return false;
-  }
-  return true;
-}
-
-// A stack for the operators that take a gradient's name and then its arguments.
-Stack with_direction(Direction direction, const Stack& stack) {
-  Stack result{at::IValue(direction == kGradWeight ? "grad_weight" : "grad_input")};
-  result.insert(result.end(), stack.end() - kArguments, stack.end());
-  return result;
-}
-
 Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPointer& plan,
                     const GradientCall& call) {
   const Tensor &gy = call.grad_output, &other = call.other;
@@ -285,36 +216,16 @@ Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPoin
   return result;
 }
 
-// The gradient by our kernel, or by PyTorch's convolutions where the plan says so.
-template <Direction direction>
-void gradient(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-  const GradientCall call(*stack);
-  PlanKey key;
-  const bool known = fill_gradient_key(key, call, direction);
-  PlanPointer plan = known ? plan_cache().find(key) : nullptr;
-  if (plan == nullptr) {
-    static const c10::OperatorHandle check_gradient = find_operator("upconv::_check_gradient");
-    Stack arguments = with_direction(direction, *stack);
-    check_gradient.callBoxed(arguments);
-    if (known) plan = make_plan_of(plan_cache(), key, record_complete);
+struct CudaGradients {
+  static constexpr DeviceKind kKind = kCuda;
+  static PlanCache& cache() { return plan_cache(); }
+  static bool tf32() { return conv_tf32_allowed(); }
+  static int64_t threads() { return 0; }
+  static bool complete(const PlanKey& key, PlanRecord& plan) { return record_complete(key, plan); }
+  static Tensor run(const PlanKey& key, const PlanPointer& plan, const GradientCall& call) {
+    return run_gradient(*kernel_of(*plan), key, plan, call);
   }
-  Tensor result;
-  if (plan == nullptr || plan->kernel == kAten) {
-    static const c10::OperatorHandle aten_gradient = find_operator("upconv::_aten_gradient");
-    Stack arguments = with_direction(direction, *stack);
-    aten_gradient.callBoxed(arguments);
-    result = arguments.at(0).toTensor();
-  } else {
-    result = run_gradient(*kernel_of(*plan), key, plan, call);
-  }
-  torch::jit::drop(*stack, kArguments);
-  stack->emplace_back(std::move(result));
-}
-
-template <Direction direction>
-torch::CppFunction gradient_kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&gradient<direction>>();
-}
+};
 
 void clear_plans() {
   plan_cache().clear();
@@ -325,8 +236,8 @@ TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose1d", kernel<1, run<1>>());
   library.impl("conv_transpose2d", kernel<2, run<2>>());
   library.impl("conv_transpose3d", kernel<3, run<3>>());
-  library.impl("conv_transpose_grad_input", gradient_kernel<kGradInput>());
-  library.impl("conv_transpose_grad_weight", gradient_kernel<kGradWeight>());
+  library.impl("conv_transpose_grad_input", gradient_kernel<CudaGradients, kGradInput>());
+  library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
 }
 
 TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {
