@@ -54,7 +54,10 @@ def fitted(rows: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, floa
     works = [(row, work_of(row)) for row in rows]
     works = [(row, work) for row, work in works if not any(each.waits for each in work)]
     constants = []
-    for known, column in ((PRODUCER_CYCLES, "without_products"), (CONSUMER_CYCLES, "without_copies")):
+    for known, column in (
+        (PRODUCER_CYCLES, "without_products"),
+        (CONSUMER_CYCLES, "without_copies"),
+    ):
         names = [name for name in known if name != "chunk"]
         table = [
             [np.mean([getattr(each, name) for each in work]) for name in names] + [1.0]
@@ -78,4 +81,6 @@ if __name__ == "__main__":
         ("consumers", consumers, CONSUMER_CYCLES),
     ):
         print(title, {name: (round(value, 4), known[name]) for name, value in found.items()})
-    print(f"standard deviation of predicted over measured, with the planner's constants: {spread:.3f}")
+    print(
+        f"standard deviation of predicted over measured, with the planner's constants: {spread:.3f}"
+    )

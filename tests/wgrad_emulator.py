@@ -12,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-HEADER = (
-    Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "sm90_wgrad_params.h"
-)
+HEADER = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "sm90_wgrad_params.h"
 ROWS, UNIT = 64, 32
 
 
@@ -85,9 +83,7 @@ def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
     return result
 
 
-def fill_input(
-    plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: int
-) -> np.ndarray:
+def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: int) -> np.ndarray:
     """[unit, vector, channel, t, element of a word]"""
     image, row, column = where
     pixels, per_word = plan.segment * plan.images, 4 // plan.element
@@ -144,9 +140,7 @@ def fill_plane(
     return tile
 
 
-def multiply(
-    plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: int
-) -> np.ndarray:
+def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: int) -> np.ndarray:
     """[grad_output channel, input channel] of one tap and one chunk."""
     total = np.zeros((ROWS, plan.tile_n))
     pieces = plan.segment // 8

@@ -104,7 +104,8 @@ def register_wrapper(struct: str, kind: str, depth: int, width: int) -> str:
     return f"""
 template <>
 struct WgmmaRegisters<{struct}, {width}> {{
-  static __device__ __forceinline__ void run(float (&d)[{count}], const uint32_t (&a)[4], uint64_t b) {{
+  static __device__ __forceinline__ void run(
+      float (&d)[{count}], const uint32_t (&a)[4], uint64_t b) {{
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kind}.{kind} {{"
 {lines(registers, "        ", '"')}

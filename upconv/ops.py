@@ -244,9 +244,11 @@ def _check_gradient(
     groups: int,
     dilation: Sequence[int],
 ) -> None:
-    sizes = (other.shape, size) if direction == "grad_weight" else (size, other.shape)
+    by_weight = direction == "grad_weight"
+    input_size, weight_size = (other.shape, size) if by_weight else (size, other.shape)
     parameters = (stride, padding, output_padding, dilation)
-    check_grad_output(len(sizes[1]) - 2, grad_output, *sizes, parameters, groups)
+    ndim = len(weight_size) - 2
+    check_grad_output(ndim, grad_output, input_size, weight_size, parameters, groups)
 
 
 def clear_plans() -> None:

@@ -319,9 +319,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     return Candidate(KERNEL, split.microseconds, params, notes)
 
 
-def options(
-    problem: Problem, hardware: Hardware
-) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
+def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
     """Every legal plan of a 2-D problem, with its expected time."""
     for form in forms(problem):
         job_list = jobs(problem, form)

@@ -19,14 +19,14 @@ from .sm90_cost import CLOCK_MHZ, DRAM_BYTES
 if TYPE_CHECKING:
     from .sm90_wgrad import Chunk, Form
 
-PRODUCER_CYCLES = {"copies": 8.33, "rounded": 14.1, "read": 0.0363, "chunk": 430.0}
-"""For each unit of the `ChunkWork` field of that name; "chunk" is what every chunk costs besides."""
+PRODUCER_CYCLES = {"copies": 8.40, "rounded": 14.07, "read": 0.0371, "chunk": 401.6}
+"""For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
 CONSUMER_CYCLES = {
-    "tensor": 0.184,
-    "batches": 299.0,
-    "windows": 0.0164,
-    "rounded": 24.7,
-    "chunk": 199.0,
+    "tensor": 0.1514,
+    "batches": 313.0,
+    "windows": 0.0165,
+    "rounded": 25.5,
+    "chunk": 201.8,
 }
 WAIT_CYCLES = 1200.0
 """A pass of element loads through registers: the latency of memory (measured on kb69)."""
@@ -62,15 +62,15 @@ class ChunkWork:
 
     @property
     def producers(self) -> float:
-        cycles = PRODUCER_CYCLES
-        terms = sum(cycles[name] * getattr(self, name) for name in cycles if name != "chunk")
-        return terms + WAIT_CYCLES * self.waits + cycles["chunk"]
+        return self._sum(PRODUCER_CYCLES) + WAIT_CYCLES * self.waits
 
     @property
     def consumers(self) -> float:
-        cycles = CONSUMER_CYCLES
-        terms = sum(cycles[name] * getattr(self, name) for name in cycles if name != "chunk")
-        return max(terms + cycles["chunk"], self.tensor)
+        return max(self._sum(CONSUMER_CYCLES), self.tensor)
+
+    def _sum(self, cycles: dict[str, float]) -> float:
+        counts = {**vars(self), "chunk": 1.0}
+        return sum(cost * float(counts[name]) for name, cost in cycles.items())
 
     @property
     def cycles(self) -> float:

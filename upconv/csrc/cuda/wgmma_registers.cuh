@@ -18,7 +18,8 @@ struct WgmmaRegisters;
 
 template <>
 struct WgmmaRegisters<Tf32, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -37,7 +38,8 @@ struct WgmmaRegisters<Tf32, 64> {
 
 template <>
 struct WgmmaRegisters<Tf32, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -64,7 +66,8 @@ struct WgmmaRegisters<Tf32, 128> {
 
 template <>
 struct WgmmaRegisters<Bf16, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -83,7 +86,8 @@ struct WgmmaRegisters<Bf16, 64> {
 
 template <>
 struct WgmmaRegisters<Bf16, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -110,7 +114,8 @@ struct WgmmaRegisters<Bf16, 128> {
 
 template <>
 struct WgmmaRegisters<Fp16, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -129,7 +134,8 @@ struct WgmmaRegisters<Fp16, 64> {
 
 template <>
 struct WgmmaRegisters<Fp16, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], const uint32_t (&a)[4], uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "

@@ -1,0 +1,249 @@
+"""The gradients on a CUDA GPU, with the planner's choice and with our kernels forced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+import upconv
+from upconv import ops
+from upconv.planner import sm90, sm90_wgrad
+
+pytestmark = pytest.mark.gpu
+
+# Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
+# what rounding both operands to TF32 leaves.
+LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
+KERNELS = {"grad_input": sm90.KERNEL, "grad_weight": sm90_wgrad.KERNEL}
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+def error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Distance relative to the norm; infinite where the result has a NaN."""
+    assert result.shape == expected.shape
+    if not bool(torch.isfinite(result).all()):
+        return float("inf")
+    distance = (result.double() - expected).norm()
+    return float(distance / expected.norm().clamp_min(1e-30))
+
+
+def gradient(
+    direction: str, gy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rest: tuple[Any, ...]
+) -> torch.Tensor:
+    if direction == "grad_weight":
+        return ops.GRADIENTS[direction](gy, x, w.shape, *rest)
+    return ops.GRADIENTS[direction](gy, w, x.shape, *rest)
+
+
+def reference(
+    direction: str, gy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rest: tuple[Any, ...]
+) -> torch.Tensor:
+    by_weight = direction == "grad_weight"
+    other, size = (x, w.shape) if by_weight else (w, x.shape)
+    return ops._aten_gradient(direction, gy, other, size, *rest)
+
+
+def poison(*shapes: torch.Size, dtype: torch.dtype) -> None:
+    """Leaves NaNs in the memory that the next allocations will get, workspaces included."""
+    _ = [torch.full(shape, float("nan"), dtype=dtype, device="cuda") for shape in shapes]
+    torch.full((32 * 2**20,), float("nan"), device="cuda")
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, Any]:
+    pair = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * 2))  # noqa: E731
+    direction = draw(st.sampled_from(list(KERNELS)))
+    kernel = (draw(st.integers(1, 5)), draw(st.integers(1, 7)))
+    dilation = pair(1, 3)
+    reach = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+    stride = (1, 1) if direction == "grad_input" else pair(1, 3)
+    extra = [0, 0] if direction == "grad_input" else [max(stride) - 1, max(dilation) - 1]
+    return {
+        "direction": direction,
+        "dtype": draw(st.sampled_from(list(LIMIT))),
+        "batch": draw(st.integers(1, 9)),
+        "cin": draw(st.integers(8, 140)),
+        "cout": draw(st.integers(8, 140)),
+        "size": (draw(st.integers(1, 40)), draw(st.integers(1, 140))),
+        "kernel": kernel,
+        "stride": stride,
+        "padding": tuple(draw(st.integers(0, min(r, 3))) for r in reach),
+        "output_padding": tuple(draw(st.integers(0, max(0, e))) for e in extra),
+        "dilation": dilation,
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(calls())
+def test_the_forced_kernels_equal_float64_and_repeat_themselves(c: dict[str, Any]) -> None:
+    torch.manual_seed(c["seed"])
+    x = torch.randn(c["batch"], c["cin"], *c["size"], device="cuda").to(c["dtype"])
+    w = torch.randn(c["cin"], c["cout"], *c["kernel"], device="cuda").to(c["dtype"])
+    rest = (c["stride"], c["padding"], c["output_padding"], 1, c["dilation"])
+    try:
+        y = F.conv_transpose2d(x.to("meta"), w.to("meta"), None, *rest)
+        F.conv_transpose2d(x[:1].cpu().float(), w.cpu().float(), None, *rest)
+    except RuntimeError:
+        assume(False)
+    assume(min(y.shape) > 0)
+    gy = torch.randn(y.shape, device="cuda").to(c["dtype"])
+    direction = c["direction"]
+    with torch.no_grad(), ops.forced(KERNELS[direction]):
+        poison(x.shape, w.shape, dtype=x.dtype)
+        result = gradient(direction, gy, x, w, rest)
+        again = gradient(direction, gy, x, w, rest)
+    assert torch.equal(result, again), "two runs differ"
+    expected = reference(direction, gy.double(), x.double(), w.double(), rest)
+    assert error(result, expected) <= LIMIT[x.dtype]
+    assert result.is_contiguous()
+
+
+LAYERS = {
+    "stride 1": ((4, 64, 96, 160), 64, 3, 1, 0),
+    "phases": ((8, 64, 32, 48), 64, 4, 2, 1),
+    "kernel = stride": ((4, 128, 64, 64), 64, 2, 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_errors_are_no_larger_than_pytorchs(name: str, dtype: torch.dtype) -> None:
+    size, cout, kernel, stride, padding = LAYERS[name]
+    x = torch.randn(size, device="cuda").to(dtype)
+    w = torch.randn(size[1], cout, kernel, kernel, device="cuda").to(dtype)
+    rest = ([stride] * 2, [padding] * 2, [0, 0], 1, [1, 1])
+    gy = torch.randn_like(F.conv_transpose2d(x, w, None, *rest))
+    for direction, kernel_name in KERNELS.items():
+        if direction == "grad_input" and stride > 1:
+            continue
+        expected = reference(direction, gy.double(), x.double(), w.double(), rest)
+        with torch.no_grad(), ops.forced(kernel_name):
+            ours = error(gradient(direction, gy, x, w, rest), expected)
+        assert ours <= 1.1 * error(reference(direction, gy, x, w, rest), expected)
+
+
+def layer(cls: type[torch.nn.Module], **options: Any) -> tuple[torch.Tensor, torch.nn.Module]:
+    torch.manual_seed(0)
+    x = torch.randn(8, 64, 40, 56, device="cuda")
+    return x, cls(64, 48, 3, 1, 1, **options).cuda()  # type: ignore[call-arg]
+
+
+def test_only_the_gradients_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, module = layer(upconv.ConvTranspose2d)
+    asked: list[str] = []
+    record = ops.plans.record
+
+    def watched(key: list[int]) -> list[int]:
+        asked.append(ops.plans.problem_of(key).direction)
+        return record(key)
+
+    monkeypatch.setattr(ops.plans, "record", watched)
+    ops.clear_plans()
+    module(x).sum().backward()
+    assert "grad_weight" in asked
+    assert "grad_input" not in asked
+    asked.clear()
+    ops.clear_plans()
+    for parameter in module.parameters():
+        parameter.requires_grad_(False)
+    module(x.requires_grad_()).sum().backward()
+    assert "grad_input" in asked
+    assert "grad_weight" not in asked
+
+
+@pytest.mark.parametrize("forced", [None, *KERNELS.values()])
+def test_a_training_step_equals_pytorchs(forced: str | None) -> None:
+    x, module = layer(torch.nn.ConvTranspose2d)
+    _, fast = layer(upconv.ConvTranspose2d)
+    fast.load_state_dict(module.state_dict())
+    x1, x2 = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with ops.forced(forced):
+        fast(x1).square().mean().backward()
+    module(x2).square().mean().backward()
+    for ours, theirs in zip((x1, *fast.parameters()), (x2, *module.parameters()), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert error(ours.grad, theirs.grad.double()) < 2e-3
+
+
+def test_double_backward() -> None:
+    x, fast = layer(upconv.ConvTranspose2d)
+    _, module = layer(torch.nn.ConvTranspose2d)
+    module.load_state_dict(fast.state_dict())
+    results = []
+    for network in (fast, module):
+        mine = x.clone().requires_grad_()
+        with ops.forced(sm90_wgrad.KERNEL):
+            (first,) = torch.autograd.grad(network(mine).square().mean(), mine, create_graph=True)
+            first.square().sum().backward()
+        assert mine.grad is not None
+        results.append((mine.grad, network.weight.grad))  # type: ignore[union-attr]
+    for ours, theirs in zip(*results, strict=True):
+        assert error(ours, theirs.double()) < 5e-3  # type: ignore[arg-type, union-attr]
+
+
+def test_autocast_with_a_grad_scaler_and_compile() -> None:
+    x, module = layer(upconv.ConvTranspose2d)
+    _, plain = layer(torch.nn.ConvTranspose2d)
+    plain.load_state_dict(module.state_dict())
+    compiled = torch.compile(module, fullgraph=True)
+    scaler = torch.amp.GradScaler("cuda")
+    with ops.forced(sm90_wgrad.KERNEL):
+        for network in (compiled, plain):
+            with torch.autocast("cuda", torch.float16):
+                loss = network(x).float().square().mean()
+            scaler.scale(loss).backward()
+    for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert error(ours.grad, theirs.grad.double()) < 5e-3
+
+
+def test_a_cuda_graph_of_a_training_step() -> None:
+    x, module = layer(upconv.ConvTranspose2d)
+    gy = torch.randn_like(module(x))
+    rest = ([1, 1], [1, 1], [0, 0], 1, [1, 1])
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        gradient("grad_weight", gy, x, module.weight, rest)  # type: ignore[arg-type]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = gradient("grad_weight", gy, x, module.weight, rest)  # type: ignore[arg-type]
+        x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+    expected = reference("grad_weight", gy.double(), x.double(), module.weight.double(), rest)  # type: ignore[operator]
+    assert error(result, expected) <= LIMIT[torch.float32]
+
+
+def test_the_workspace_is_all_that_is_allocated() -> None:
+    x, module = layer(upconv.ConvTranspose2d)
+    gy = torch.randn_like(module(x))
+    rest = ([1, 1], [1, 1], [0, 0], 1, [1, 1])
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        gradient("grad_weight", gy, x, module.weight, rest)  # type: ignore[arg-type]
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        gradient("grad_weight", gy, x, module.weight, rest)  # type: ignore[arg-type]
+    assert torch.cuda.max_memory_allocated() - before <= 65 * 2**20
+
+
+def test_unbatched_and_one_dimensional_inputs() -> None:
+    x = torch.randn(32, 500, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(32, 16, 8, device="cuda", dtype=torch.bfloat16)
+    rest = ([4], [2], [0], 1, [1])
+    gy = torch.randn_like(F.conv_transpose1d(x, w, None, *rest))
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        result = gradient("grad_weight", gy, x, w, rest)
+    expected = reference("grad_weight", gy.double(), x.double(), w.double(), rest)
+    assert error(result, expected) <= LIMIT[torch.bfloat16]
