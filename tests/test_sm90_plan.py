@@ -95,9 +95,9 @@ def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, h: int, w: 
     assume(min(problem.out_size) > 0)
     plan = emulator.Plan(candidate(problem).params)
     emulator.check_vectors(plan)
-    rings = 1 if plan.split_pixels else 2
     slot = plan.slice_blocks * plan.plane * 16
-    assert FIXED_BYTES + rings * plan.stages * STAGE_BYTES + plan.slots * slot <= 227 * 1024
+    raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_tiling.GATHER_BYTES
+    assert FIXED_BYTES + raw + plan.stages * STAGE_BYTES + plan.slots * slot <= 227 * 1024
     assert (plan.tile_n, plan.job_blocks) in TILES
     assert plan.slice_blocks in (2, 4, 8)
     assert 2 <= plan.slots <= 16
