@@ -1,0 +1,228 @@
+"""What an exported file does around its kernel: the text from BEGIN to END is copied into it.
+
+A real module, so that it is checked and formatted like the rest; the stand-ins below END are what
+the exporter writes for each layer. Names begin with `_` (see rules.py for the reasons), and
+annotations must be evaluable where they stand: an exported file has no `from __future__`.
+"""
+
+from __future__ import annotations
+
+import ctypes as _ctypes
+import hashlib as _hashlib
+from types import SimpleNamespace as _SimpleNamespace
+from typing import Any as _Any
+
+import torch
+from torch import nn as _nn  # noqa: F401 (ModelNew uses it)
+from torch.utils.cpp_extension import load_inline as _load_inline
+
+# BEGIN
+# --- One call ---------------------------------------------------------------------------------
+
+
+def _conv_transpose(x: torch.Tensor, layer: _Any) -> _Any:
+    """What `layer`, an nn.ConvTranspose, answers to x. Raises where the kernel cannot serve."""
+    _check(x, layer)
+    options = (layer.stride, layer.padding, layer.output_padding, layer.dilation, layer.groups)
+    batched = x if x.dim() == len(layer.kernel_size) + 2 else x.unsqueeze(0)
+    y = _ConvTranspose.apply(batched, layer.weight, layer.bias, options)  # type: ignore[no-untyped-call]
+    return y if batched is x else y.squeeze(0)
+
+
+class _ConvTranspose(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Any, x: _Any, weight: _Any, bias: _Any, options: _Any) -> _Any:
+        ctx.save_for_backward(x, weight)
+        ctx.options = options
+        ctx.bias_size = None if bias is None else [bias.shape[0]]
+        return _launch(x, weight, bias, options)
+
+    @staticmethod
+    def backward(ctx: _Any, grad: _Any) -> _Any:
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        return (*_gradients(grad, x, weight, ctx.bias_size, ctx.options, wanted), None)
+
+
+def _gradients(
+    grad: _Any, x: _Any, weight: _Any, bias_size: _Any, options: _Any, wanted: _Any
+) -> _Any:
+    """Gradients of x, weight and bias, those that are wanted. PyTorch computes them, for now."""
+    stride, padding, output_padding, dilation, groups = options
+    return torch.ops.aten.convolution_backward(
+        grad,
+        x,
+        weight,
+        bias_size,
+        stride,
+        padding,
+        dilation,
+        True,  # transposed
+        output_padding,
+        groups,
+        wanted,
+    )
+
+
+def _launch(x: _Any, weight: _Any, bias: _Any, options: _Any) -> torch.Tensor:
+    """The kernel, on the current stream. Nothing is kept from call to call but the plan."""
+    key = (x.device, _channels_last(x, weight), bias is None, x.shape, weight.shape, options)
+    if key not in _PLANS:
+        _PLANS[key] = _make_plan(*key)
+    plan = _PLANS[key]
+    x = x.contiguous(memory_format=plan.layout)
+    if x.data_ptr() % 16:  # a view that starts between the 16-byte vectors that the kernel reads
+        x = x.clone(memory_format=plan.layout)
+    weight = weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    y = torch.empty(plan.shape, dtype=x.dtype, device=x.device, memory_format=plan.layout)
+    if plan.handle and y.numel():
+        scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8, device=x.device)
+        error = _LIBRARY.upconv_forward(
+            plan.handle,
+            x.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            scratch.data_ptr(),
+            x.device.index,
+            torch.cuda.current_stream(x.device).cuda_stream,
+        )
+        if error:
+            raise RuntimeError(f"the kernel failed: {error.decode()} (input {tuple(x.shape)})")
+    return y.contiguous(memory_format=torch.channels_last) if plan.convert else y
+
+
+def _channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """PyTorch's rule: the output is channels_last when either operand is."""
+    return x.dim() == 4 and any(
+        t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
+        for t in (x, weight)
+    )
+
+
+# --- What the kernel can serve ----------------------------------------------------------------
+
+
+def _check(x: _Any, layer: _Any) -> None:
+    """RuntimeError for a call that would not be computed, or not as PyTorch would."""
+    dims, channels = len(layer.kernel_size), layer.in_channels
+    name = str(_DTYPE).split(".")[1]
+    if not x.is_cuda:
+        raise RuntimeError(f"the kernel runs on a GPU, the input is on {x.device}: move it there")
+    if layer.weight.device != x.device:
+        raise RuntimeError(
+            f"the input is on {x.device}, the layer on {layer.weight.device}: move one of them"
+        )
+    for what, tensor in (("input", x), ("weight", layer.weight), ("bias", layer.bias)):
+        if tensor is not None and tensor.dtype != _DTYPE:
+            raise RuntimeError(
+                f"this file was exported for {name}, the {what} is {tensor.dtype}: "
+                f"convert it, or export again with --dtype"
+            )
+    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+        raise RuntimeError(
+            f"the layer takes (N, {channels}, and {dims} sizes), N optional; "
+            f"the input is {tuple(x.shape)}"
+        )
+    precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    if name == "float32" and precision != "tf32":
+        raise RuntimeError(
+            "this file computes float32 in TF32, rounded to nearest as PyTorch does, but "
+            f"torch.backends.cudnn.conv.fp32_precision is {precision!r}: set it to 'tf32', "
+            "PyTorch's default"
+        )
+
+
+def _make_plan(
+    device: _Any, channels_last: bool, no_bias: bool, x_shape: _Any, w_shape: _Any, options: _Any
+) -> _Any:
+    """Asks the planner for this shape; a layout it refuses is computed contiguous, then turned."""
+    stride, padding, output_padding, dilation, groups = options
+    reason, dtype = "", str(_DTYPE).split(".")[1]
+    for last in {channels_last: None, False: None}:
+        problem = _PLANNER.Problem(
+            batch=x_shape[0],
+            in_channels=w_shape[0],
+            out_channels=w_shape[1] * groups,
+            in_size=tuple(x_shape[2:]),
+            kernel=tuple(w_shape[2:]),
+            stride=tuple(stride),
+            padding=tuple(padding),
+            output_padding=tuple(output_padding),
+            dilation=tuple(dilation),
+            groups=groups,
+            bias=not no_bias,
+            dtype=dtype,
+            channels_last=last,
+            tf32=dtype == "float32",
+        )
+        layout = torch.channels_last if last else torch.contiguous_format
+        shape = (problem.batch, problem.out_channels, *problem.out_size)
+        plan = _SimpleNamespace(
+            handle=None, scratch_bytes=0, shape=shape, layout=layout, convert=channels_last != last
+        )
+        if min(problem.out_size) > 0 and problem.batch == 0:
+            return plan
+        answer = _PLANNER.consider(problem, _hardware(device))
+        if not isinstance(answer, _PLANNER.Refusal):
+            record = (_ctypes.c_int64 * len(answer.params))(*answer.params)
+            plan.handle = _LIBRARY.upconv_plan(record, len(answer.params))
+            if not plan.handle:
+                raise RuntimeError(f"planner and kernel disagree about {problem}")
+            plan.scratch_bytes = _LIBRARY.upconv_scratch_bytes(plan.handle)
+            return plan
+        reason = answer.reason
+    raise RuntimeError(f"the kernel cannot serve an input of {tuple(x_shape)}: {reason}")
+
+
+def _hardware(device: _Any) -> _Any:
+    found = torch.cuda.get_device_properties(device)
+    # The most one thread group may ask for; older torch does not tell, and since Volta every GPU
+    # keeps 1 KiB of a multiprocessor's memory for itself.
+    shared = getattr(found, "shared_memory_per_block_optin", 0)
+    return _PLANNER.Hardware(
+        "cuda",
+        name=found.name,
+        capability=(found.major, found.minor),
+        multiprocessors=found.multi_processor_count,
+        shared_memory=shared or found.shared_memory_per_multiprocessor - 1024,
+    )
+
+
+# --- The build --------------------------------------------------------------------------------
+
+
+def _build() -> _Any:
+    """The compiled kernel. Built once per machine; needs nvcc, but neither a GPU nor PyTorch's
+    headers, which would take longer to compile than the kernel does."""
+    parts = (_CUDA_SOURCE, *_CUDA_FLAGS, str(torch.version.cuda))
+    digest = _hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    path = _load_inline(  # type: ignore[no-untyped-call]
+        name=f"{_NAME}_{digest}",
+        cpp_sources="",
+        cuda_sources=_CUDA_SOURCE,
+        extra_cuda_cflags=list(_CUDA_FLAGS),
+        no_implicit_headers=True,
+        is_python_module=False,
+    )
+    library = _ctypes.CDLL(path)
+    pointer = _ctypes.c_void_p
+    library.upconv_plan.restype = pointer
+    library.upconv_plan.argtypes = [_ctypes.POINTER(_ctypes.c_int64), _ctypes.c_int64]
+    library.upconv_scratch_bytes.restype = _ctypes.c_int64
+    library.upconv_scratch_bytes.argtypes = [pointer]
+    library.upconv_forward.restype = _ctypes.c_char_p
+    library.upconv_forward.argtypes = [*[pointer] * 6, _ctypes.c_int, pointer]
+    return library
+
+
+# END
+
+_NAME = ""
+_DTYPE = torch.float32
+_CUDA_SOURCE = ""
+_CUDA_FLAGS: tuple[str, ...] = ()
+_PLANS: dict[_Any, _Any] = {}
+_PLANNER: _Any = None
+_LIBRARY: _Any = None
