@@ -73,11 +73,13 @@ class ModelNew(_nn.Module):
 
 def _conv_transpose(x: torch.Tensor, layer: _Any) -> _Any:
     """What `layer`, an nn.ConvTranspose, answers to x. Raises where the kernel cannot serve."""
-    _check(x, layer)
+    if x.dim() == len(layer.kernel_size) + 1:  # without a batch
+        return _conv_transpose(x.unsqueeze(0), layer).squeeze(0)
     options = (layer.stride, layer.padding, layer.output_padding, layer.dilation, layer.groups)
-    batched = x if x.dim() == len(layer.kernel_size) + 2 else x.unsqueeze(0)
-    y = _ConvTranspose.apply(batched, layer.weight, layer.bias, options)
-    return y if batched is x else y.squeeze(0)
+    operands = (x, layer.weight, layer.bias)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands):
+        return _ConvTranspose.apply(*operands, options)
+    return _launch(*operands, options)
 
 
 class _ConvTranspose(torch.autograd.Function):
@@ -117,17 +119,14 @@ def _gradients(
 
 def _launch(x: _Any, weight: _Any, bias: _Any, options: _Any) -> torch.Tensor:
     """The kernel, on the current stream. Nothing is kept from call to call but the plan."""
-    key = (x.device, _channels_last(x, weight), bias is None, x.shape, weight.shape, options)
-    if key not in _PLANS:
-        _PLANS[key] = _make_plan(*key)
-    plan = _PLANS[key]
+    plan = _plan(x, weight, bias, options)
     x = x.contiguous(memory_format=plan.layout)
     if x.data_ptr() % 16:  # a view that starts between the 16-byte vectors that the kernel reads
         x = x.clone(memory_format=plan.layout)
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     y = torch.empty(plan.shape, dtype=x.dtype, device=x.device, memory_format=plan.layout)
-    if plan.handle and y.numel():
+    if plan.handle:
         scratch = torch.empty(plan.scratch_bytes, dtype=torch.uint8, device=x.device)
         error = _LIBRARY.upconv_forward(
             plan.handle,
@@ -141,81 +140,93 @@ def _launch(x: _Any, weight: _Any, bias: _Any, options: _Any) -> torch.Tensor:
         )
         if error:
             raise RuntimeError(f"the kernel failed: {error.decode()} (input {tuple(x.shape)})")
-    return y.contiguous(memory_format=torch.channels_last) if plan.convert else y
-
-
-def _channels_last(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """PyTorch's rule: the output is channels_last when either operand is."""
-    return x.dim() == 4 and any(
-        t.is_contiguous(memory_format=torch.channels_last) and not t.is_contiguous()
-        for t in (x, weight)
-    )
+    return y.contiguous(memory_format=torch.channels_last) if plan.turned else y
 
 
 # --- What the kernel can serve ----------------------------------------------------------------
 
 
-def _check(x: _Any, layer: _Any) -> None:
-    """RuntimeError for a call that would not be computed, or not as PyTorch would."""
-    dims, channels = len(layer.kernel_size), layer.in_channels
-    name = str(_DTYPE).split(".")[1]
+def _plan(x: _Any, weight: _Any, bias: _Any, options: _Any) -> _Any:
+    """The plan of a call, made and checked when the first call of its kind comes.
+
+    PyTorch's rule of layouts: the output is channels_last when either operand is.
+    """
+    if _DTYPE is torch.float32:
+        precision = torch.backends.cudnn.conv.fp32_precision
+        if precision != "tf32":
+            raise RuntimeError(
+                "this file computes float32 in TF32, rounded to nearest as PyTorch does, but "
+                f"torch.backends.cudnn.conv.fp32_precision is {precision!r}: set it to 'tf32', "
+                "PyTorch's default"
+            )
+    channels_last = x.dim() == 4 and any(
+        not t.is_contiguous() and t.is_contiguous(memory_format=torch.channels_last)
+        for t in (x, weight)
+    )
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    key = (channels_last, options, *[(t.shape, t.dtype, t.device) for t in tensors])
+    plan = _PLANS.get(key)
+    if plan is None:
+        _check(x, weight, bias, options[4])
+        plan = _PLANS[key] = _make_plan(x, weight, bias, options, channels_last)
+    return plan
+
+
+def _check(x: _Any, weight: _Any, bias: _Any, groups: int) -> None:
+    """RuntimeError for tensors that the kernel would misread."""
     if not x.is_cuda:
         raise RuntimeError(f"the kernel runs on a GPU, the input is on {x.device}: move it there")
-    if layer.weight.device != x.device:
-        raise RuntimeError(
-            f"the input is on {x.device}, the layer on {layer.weight.device}: move one of them"
-        )
-    for what, tensor in (("input", x), ("weight", layer.weight), ("bias", layer.bias)):
+    for what, tensor in (("input", x), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != _DTYPE:
             raise RuntimeError(
-                f"this file was exported for {name}, the {what} is {tensor.dtype}: "
-                f"convert it, or export again with --dtype"
+                f"this file was exported for {_DTYPE}, the {what} is {tensor.dtype}: convert it, "
+                "or export again with --dtype"
             )
-    if x.dim() not in (dims + 1, dims + 2) or x.shape[-dims - 1] != channels:
+        if tensor is not None and tensor.device != x.device:
+            raise RuntimeError(
+                f"the input is on {x.device}, the {what} on {tensor.device}: move one of them"
+            )
+    channels, outputs = weight.shape[0], weight.shape[1] * groups
+    if x.dim() != weight.dim() or x.shape[1] != channels or 0 in x.shape[1:]:
         raise RuntimeError(
-            f"the layer takes (N, {channels}, and {dims} sizes), N optional; "
+            f"the layer takes (N, {channels}, and {weight.dim() - 2} sizes), N optional; "
             f"the input is {tuple(x.shape)}"
         )
-    precision = torch.backends.cudnn.conv.fp32_precision
-    if name == "float32" and precision != "tf32":
-        raise RuntimeError(
-            "this file computes float32 in TF32, rounded to nearest as PyTorch does, but "
-            f"torch.backends.cudnn.conv.fp32_precision is {precision!r}: set it to 'tf32', "
-            "PyTorch's default"
-        )
+    if bias is not None and bias.shape != (outputs,):
+        raise RuntimeError(f"the layer has {outputs} output channels, its bias {tuple(bias.shape)}")
 
 
-def _make_plan(
-    device: _Any, channels_last: bool, no_bias: bool, x_shape: _Any, w_shape: _Any, options: _Any
-) -> _Any:
-    """Asks the planner for this shape; a layout it refuses is computed contiguous, then turned."""
+def _make_plan(x: _Any, weight: _Any, bias: _Any, options: _Any, channels_last: bool) -> _Any:
+    """Asks the planner; a layout that it refuses is computed contiguous and turned afterwards."""
     stride, padding, output_padding, dilation, groups = options
     reason, dtype = "", str(_DTYPE).split(".")[1]
     for last in {channels_last: None, False: None}:
         problem = _PLANNER.Problem(
-            batch=x_shape[0],
-            in_channels=w_shape[0],
-            out_channels=w_shape[1] * groups,
-            in_size=tuple(x_shape[2:]),
-            kernel=tuple(w_shape[2:]),
-            stride=tuple(stride),
-            padding=tuple(padding),
-            output_padding=tuple(output_padding),
-            dilation=tuple(dilation),
+            batch=x.shape[0],
+            in_channels=weight.shape[0],
+            out_channels=weight.shape[1] * groups,
+            in_size=tuple(x.shape[2:]),
+            kernel=tuple(weight.shape[2:]),
+            stride=stride,
+            padding=padding,
+            output_padding=output_padding,
+            dilation=dilation,
             groups=groups,
-            bias=not no_bias,
+            bias=bias is not None,
             dtype=dtype,
             channels_last=last,
             tf32=dtype == "float32",
         )
-        layout = torch.channels_last if last else torch.contiguous_format
-        shape = (problem.batch, problem.out_channels, *problem.out_size)
         plan = _SimpleNamespace(
-            handle=None, scratch_bytes=0, shape=shape, layout=layout, convert=channels_last != last
+            handle=None,  # an empty batch needs none
+            scratch_bytes=0,
+            shape=(problem.batch, problem.out_channels, *problem.out_size),
+            layout=torch.channels_last if last else torch.contiguous_format,
+            turned=channels_last != last,
         )
-        if min(problem.out_size) > 0 and problem.batch == 0:
+        if problem.batch == 0 and min(problem.out_size) > 0:
             return plan
-        answer = _PLANNER.consider(problem, _hardware(device))
+        answer = _PLANNER.consider(problem, _hardware(x.device))
         if not isinstance(answer, _PLANNER.Refusal):
             record = (_ctypes.c_int64 * len(answer.params))(*answer.params)
             plan.handle = _LIBRARY.upconv_plan(record, len(answer.params))
@@ -224,7 +235,7 @@ def _make_plan(
             plan.scratch_bytes = _LIBRARY.upconv_scratch_bytes(plan.handle)
             return plan
         reason = answer.reason
-    raise RuntimeError(f"the kernel cannot serve an input of {tuple(x_shape)}: {reason}")
+    raise RuntimeError(f"the kernel cannot serve an input of {tuple(x.shape)}: {reason}")
 
 
 def _hardware(device: _Any) -> _Any:

@@ -98,7 +98,7 @@ def without_types(text: str, names: Sequence[str]) -> str:
         return text
     either = "|".join(map(re.escape, names))
     start = re.compile(
-        rf"^(?:struct (?:{either}) \{{|template <>\n[^\n{{;]*\b(?:{either})\b[^{{;]*\{{)", re.M
+        rf"^(?:struct (?:{either}) \{{|template <>\n[^{{;]*\b(?:{either})\b[^{{;]*\{{)", re.M
     )
     while found := start.search(text):
         end = re.compile(r"^\};?\n", re.M).search(text, found.end())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..planner import Problem
@@ -100,14 +99,14 @@ class Layer:
                 "export takes an nn.ConvTranspose1d/2d/3d whose sizes are known, "
                 f"got {type(module).__name__}"
             )
-        if prod(module.kernel_size) < 1 or len(module.kernel_size) != len(module.stride):
-            raise ExportError(f"{module} is no layer that PyTorch would compute")
+        if not all(isinstance(padding, int) for padding in module.padding):
+            raise ExportError(f"{module}: PyTorch computes no such padding")
         return Layer(
             module.in_channels,
             module.out_channels,
             tuple(module.kernel_size),
             tuple(module.stride),
-            tuple(int(p) for p in module.padding),
+            tuple(int(padding) for padding in module.padding),
             tuple(module.output_padding),
             module.groups,
             module.bias is not None,

@@ -45,11 +45,15 @@ def read(path: Path) -> ModelFile:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in found["layer"].items()
     }
+    layer, input_size = Layer(**sizes), tuple(found["input_size"])
+    if len(input_size) == len(layer.kernel_size) + 1:
+        input_size = (1, *input_size)
     try:
+        layer.problem(input_size, "float32")  # the meta device lets wrong channels through
         text = _model_class(tree, found)
     except ExportError as error:
         raise ExportError(f"{path}: {error}") from None
-    return ModelFile(Layer(**sizes), tuple(found["input_size"]), text)
+    return ModelFile(layer, input_size, text)
 
 
 def _run(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ FORBIDDEN = {
         "replaces what measures time"
     ),
     r"torch\.nn\.(?!(?:Module|Parameter)(?:List|Dict)?\b|init\b)": "looks like PyTorch's own layer",
-    r"\b(?:torch\.nn|nn)\.functional\b|\bF\.\w+\s*\(": "looks like PyTorch's own function",
+    r"nn\.functional\b|\bF\.\w+\s*\(": "looks like PyTorch's own function",
     rf"\btorch\.(?:{_OPERATORS})\s*\(": "looks like PyTorch's own function",
     r"cuda\.Stream\s*\(|with\s+torch\.cuda\.stream|\.(?:wait|record)_stream\s*\(": (
         "looks like work on another stream"
