@@ -141,7 +141,7 @@ def test_calls_that_cannot_be_served_say_why(tmp_path: Path) -> None:
     x = torch.randn(1, 64, 8, 8, device="cuda")
     for bad, words in (
         (x.cpu(), "on a GPU"),
-        (x.double(), "exported for float32"),
+        (x.double(), "exported for torch.float32"),
         (x[:, :63], "takes (N, 64"),
         (x[0, 0], "takes (N, 64"),
     ):

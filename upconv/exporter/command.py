@@ -40,9 +40,7 @@ def add_parser(commands: Any, add_layer_options: Callable[[argparse.ArgumentPars
         metavar="M.N",
         help="compute capability of the GPU that the file is for; default: 9.0",
     )
-    export.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the file to write; - is stdout"
-    )
+    export.add_argument("-o", "--output", metavar="FILE", help="the file to write; - is stdout")
     export.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -52,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.source and layer_given(options):
         raise UsageError(f"give either {options.source} or a layer by options, not both")
+    if not options.output:
+        raise UsageError("say where to write: -o FILE, or -o - for stdout")
     rendered = _rendered(options)
     if options.output == "-":
         print(rendered.text, end="")

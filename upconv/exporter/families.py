@@ -37,7 +37,8 @@ class Family:
     """By dtype."""
     sources: tuple[str, ...]
     """Below csrc; `{operand}` stands for the operand's name."""
-    gencode: tuple[str, ...]
+    operand_list: str
+    """The macro that lists the operands, X(index, name) each, on a line of its own."""
     about: str
     """What the kernel is, in a line for the exported file."""
 
@@ -46,19 +47,22 @@ class Family:
         operand = self.operands[dtype]
         text = cuda_source.bundle(file.format(operand=operand.name) for file in self.sources)
         others = [o.type for o in self.operands.values() if o.type != operand.type]
-        return _one_operand(cuda_source.without_types(text, others), operand)
+        return self._one_operand(cuda_source.without_types(text, others), operand)
 
-    @property
-    def flags(self) -> tuple[str, ...]:
-        return (*CUDA_CFLAGS, *self.gencode)
+    def _one_operand(self, text: str, operand: Operand) -> str:
+        """The list of operands cut down to one, so that nothing refers to the others."""
+        head = f"#define {self.operand_list}(X)"
+        line = re.compile(rf"^{re.escape(head)} (.*[^\\\n])$", re.M)
+        entry = f"X({operand.index}, {operand.name})"
+        if [entry in found for found in line.findall(text)] != [True]:
+            raise ExportError(f"the sources should hold one line `{head} ... {entry} ...`")
+        return line.sub(f"{head} {entry}", text)
 
 
-def _one_operand(text: str, operand: Operand) -> str:
-    """The list of operands cut down to one, so that nothing refers to the others."""
-    line = re.compile(r"^#define UPCONV_OPERANDS\(X\) .*$", re.M)
-    if len(line.findall(text)) != 1:
-        raise ExportError("the sources should define UPCONV_OPERANDS(X) once, on a line of its own")
-    return line.sub(f"#define UPCONV_OPERANDS(X) X({operand.index}, {operand.name})", text)
+def flags(capability: tuple[int, int]) -> tuple[str, ...]:
+    """nvcc's. Hopper needs the variant with an a, which alone has WGMMA."""
+    number = f"{capability[0]}{capability[1]}{'a' * (capability == (9, 0))}"
+    return (*CUDA_CFLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
 
 
 SM90 = Family(
@@ -75,8 +79,8 @@ SM90 = Family(
         "cuda/sm90_launch.cu",
         "export/sm90_wgmma_fprop.cu",
     ),
-    gencode=("-gencode=arch=compute_90a,code=sm_90a",),
-    about="WGMMA on Hopper (compute capability 9.0), straight on the layout of the tensors",
+    operand_list="UPCONV_OPERANDS",
+    about="WGMMA on Hopper, straight on the layout of the tensors",
 )
 
 FAMILIES = (SM90,)
