@@ -341,6 +341,7 @@ def test_a_layer_that_pytorch_computes_faster_is_said_so(
     [
         (["--groups", "4"], "groups = 4: covers groups = 1 only"),
         (["--dtype", "float64"], "has no float64 form"),
+        (["--no-tf32"], "has no float32 form without TF32"),
         (["--capability", "8.0"], "needs compute capability 9.0"),
         (["--capability", "7.5"], "unknown compute capability 7.5; choose from 8.0"),
         (["--output-padding", "1"], "output_padding = 1 must be smaller"),

@@ -31,6 +31,7 @@ def export(
     input_size: Sequence[int],
     *,
     dtype: str | None = None,
+    tf32: bool = True,
     capability: tuple[int, int] = (9, 0),
     overwrite: bool = False,
 ) -> Path:
@@ -39,17 +40,16 @@ def export(
     `layer` is an nn.ConvTranspose1d/2d/3d, PyTorch's or upconv's; its weights are not written, the
     file's class makes the same ones from the same seed, and loads the same state_dict. `input_size`
     is the (N, C, *spatial) that it is meant for: the file takes any, but a layer that no kernel
-    covers there is refused with an ExportError. `dtype` is "float32" (computed in TF32),
-    "bfloat16" or "float16"; by default that of the layer.
+    covers there is refused with an ExportError. `dtype` is by default that of the layer; float32
+    is computed in TF32 unless `tf32` is False. `capability` is that of the GPU it is for.
     """
-    from .render import render
+    from .render import Target, render
 
     described = Layer.of_module(layer)
     chosen = dtype or str(layer.weight.dtype).removeprefix("torch.")
     origin = f"nn.{described}"
-    rendered = render(
-        described, model_class(described), tuple(input_size), chosen, capability, origin
-    )
+    target = Target(chosen, tf32, capability)
+    rendered = render(described, model_class(described), tuple(input_size), target, origin)
     return write(rendered.text, Path(path), overwrite)
 
 

@@ -32,7 +32,8 @@ def add_parser(commands: Any, add_layer_options: Callable[[argparse.ArgumentPars
     )
     add_layer_options(export)
     export.add_argument("--no-bias", action="store_true")
-    export.add_argument("--dtype", choices=DTYPES, default="float32", help="float32 means TF32")
+    export.add_argument("--dtype", choices=DTYPES, default="float32")
+    export.add_argument("--no-tf32", action="store_true", help="float32 is not rounded to TF32")
     export.add_argument(
         "--capability",
         type=capability,
@@ -69,7 +70,7 @@ def _rendered(options: argparse.Namespace) -> Rendered:
     from ..cli import UsageError, case_from_options
     from . import model_file
     from .layers import Layer, model_class
-    from .render import render
+    from .render import Target, render
 
     source = options.source
     if source and (source.endswith(".py") or "/" in source or Path(source).exists()):
@@ -84,4 +85,5 @@ def _rendered(options: argparse.Namespace) -> Rendered:
         layer = Layer.of_problem(problem)
         text, size = model_class(layer), (problem.batch, problem.in_channels, *problem.in_size)
         origin = f"the case {source}" if source else "options"
-    return render(layer, text, size, options.dtype, options.capability, origin)
+    target = Target(options.dtype, not options.no_tf32, options.capability)
+    return render(layer, text, size, target, origin)

@@ -34,7 +34,7 @@ class Family:
     """Of the planner: defines `consider`."""
     consider: Callable[[Problem, Hardware], Candidate | Refusal]
     operands: dict[str, Operand]
-    """By dtype."""
+    """By dtype; "tf32" is float32 rounded to TF32, "float32" is computed as such."""
     sources: tuple[str, ...]
     """Below csrc; `{operand}` stands for the operand's name."""
     operand_list: str
@@ -42,9 +42,14 @@ class Family:
     about: str
     """What the kernel is, in a line for the exported file."""
 
-    def source(self, dtype: str) -> str:
-        """All CUDA code for one dtype, as one text."""
-        operand = self.operands[dtype]
+    def form(self, dtype: str, tf32: bool) -> str | None:
+        """Which of the operands serves a dtype; None if none. TF32 need not be made use of."""
+        forms = ["tf32", dtype] if tf32 and dtype == "float32" else [dtype]
+        return next((form for form in forms if form in self.operands), None)
+
+    def source(self, form: str) -> str:
+        """All CUDA code for one kind of operand, as one text."""
+        operand = self.operands[form]
         text = cuda_source.bundle(file.format(operand=operand.name) for file in self.sources)
         others = [o.type for o in self.operands.values() if o.type != operand.type]
         return self._one_operand(cuda_source.without_types(text, others), operand)
@@ -70,7 +75,7 @@ SM90 = Family(
     module="sm90",
     consider=sm90.consider,
     operands={
-        "float32": Operand(0, "tf32", "Tf32"),
+        "tf32": Operand(0, "tf32", "Tf32"),
         "bfloat16": Operand(1, "bf16", "Bf16"),
         "float16": Operand(2, "fp16", "Fp16"),
     },
@@ -84,4 +89,4 @@ SM90 = Family(
 )
 
 FAMILIES = (SM90,)
-"""In order of preference: the first that covers the layer is exported."""
+"""The one that covers the layer and is expected to be the fastest is exported."""

@@ -51,8 +51,8 @@ class Layer:
         shown += [f"{name}={values[name]}" for name in usual if values[name] != usual[name]]
         return f"{self.class_name}({', '.join(shown)}{'' if self.bias else ', bias=False'})"
 
-    def problem(self, input_size: tuple[int, ...], dtype: str) -> Problem:
-        """The layer on an input of (N, C, *spatial), as the planner sees it; float32 is TF32."""
+    def problem(self, input_size: tuple[int, ...], dtype: str, tf32: bool = True) -> Problem:
+        """The layer on an input of (N, C, *spatial), as the planner sees it."""
         if len(input_size) != len(self.kernel_size) + 2 or input_size[1] != self.in_channels:
             raise ExportError(
                 f"the input of {self} has {len(self.kernel_size) + 2} sizes, the second of them "
@@ -71,7 +71,7 @@ class Layer:
             groups=self.groups,
             bias=self.bias,
             dtype=dtype,
-            tf32=dtype == "float32",
+            tf32=tf32 and dtype == "float32",
         )
 
     @staticmethod

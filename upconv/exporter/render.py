@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill, indent
 
@@ -47,23 +47,28 @@ def hardware(capability: tuple[int, int]) -> Hardware:
     )
 
 
+@dataclass(frozen=True)
+class Target:
+    """What the file is for, besides the layer."""
+
+    dtype: str = "float32"
+    tf32: bool = True
+    """float32 may be rounded to TF32."""
+    capability: tuple[int, int] = (9, 0)
+
+
 def render(
-    layer: Layer,
-    model_class: str,
-    input_size: tuple[int, ...],
-    dtype: str,
-    capability: tuple[int, int],
-    origin: str,
+    layer: Layer, model_class: str, input_size: tuple[int, ...], target: Target, origin: str
 ) -> Rendered:
     """The file for a layer. ExportError where no kernel covers it on such an input."""
-    if dtype not in ELEMENT_BYTES:
-        raise ExportError(f"no export for {dtype!r}; choose from {', '.join(ELEMENT_BYTES)}")
-    problem = layer.problem(input_size, dtype)
+    if target.dtype not in ELEMENT_BYTES:
+        raise ExportError(f"no export for {target.dtype!r}; choose from {', '.join(ELEMENT_BYTES)}")
+    problem = layer.problem(input_size, target.dtype, target.tf32)
     check(problem)
-    machine = hardware(capability)
-    family = choose(layer, problem, machine)
-    text = file_text(family, layer, model_class, dtype, capability, origin)
-    wrong = rules.violations(text, dtype)
+    machine = hardware(target.capability)
+    family, form = choose(layer, problem, machine)
+    text = file_text(family, form, layer, model_class, target, origin)
+    wrong = rules.violations(text, target.dtype)
     if wrong:
         raise ExportError(
             f"the file would break a rule of the harness it is for, a mistake in upconv's sources "
@@ -75,16 +80,24 @@ def render(
     return Rendered(text, family.kernel, note)
 
 
-def choose(layer: Layer, problem: Problem, machine: Hardware) -> Family:
+def choose(layer: Layer, problem: Problem, machine: Hardware) -> tuple[Family, str]:
+    """The fastest family that covers the problem, and the form of its operands."""
+    found: list[tuple[float, int]] = []
     refusals = []
-    for family in FAMILIES:
-        if problem.dtype not in family.operands:
-            refusals.append(f"{family.kernel}: has no {problem.dtype} form")
+    for index, family in enumerate(FAMILIES):
+        form = family.form(problem.dtype, problem.tf32)
+        if form is None:
+            strict = " without TF32" if problem.dtype == "float32" else ""
+            refusals.append(f"{family.kernel}: has no {problem.dtype} form{strict}")
             continue
-        answer = family.consider(problem, machine)
+        answer = family.consider(replace(problem, tf32=form == "tf32"), machine)
         if isinstance(answer, Candidate):
-            return family
-        refusals.append(f"{family.kernel}: {answer.reason}")
+            found.append((answer.microseconds, index))
+        else:
+            refusals.append(f"{family.kernel}: {answer.reason}")
+    if found:
+        family = FAMILIES[min(found)[1]]
+        return family, family.form(problem.dtype, problem.tf32) or ""
     sizes = "x".join(map(str, (problem.batch, problem.in_channels, *problem.in_size)))
     raise ExportError(
         f"no kernel that can be exported covers {layer} on {sizes}, {problem.dtype}, "
@@ -96,16 +109,11 @@ def choose(layer: Layer, problem: Problem, machine: Hardware) -> Family:
 
 
 def file_text(
-    family: Family,
-    layer: Layer,
-    model_class: str,
-    dtype: str,
-    capability: tuple[int, int],
-    origin: str,
+    family: Family, form: str, layer: Layer, model_class: str, target: Target, origin: str
 ) -> str:
     names = ("Problem", "Hardware", "Refusal", "consider")
     planner = rules.reworded(python_source.bundle(family.module, names), rules.PYTHON_WORDS)
-    cuda = rules.reworded(family.source(dtype), rules.CUDA_WORDS)
+    cuda = rules.reworded(family.source(form), rules.CUDA_WORDS)
     if '"""' in cuda:
         raise ExportError('the CUDA sources hold """, which ends a Python text')
     runtime = RUNTIME.read_text()
@@ -113,13 +121,14 @@ def file_text(
     code = runtime[runtime.index("# BEGIN") + len("# BEGIN") : runtime.index("# END")].strip()
     imports, code = (re.sub(r"  # (type: ignore|noqa).*", "", part) for part in (imports, code))
     returned = ", ".join(f"{name}={name}" for name in names)
-    nvcc = "".join(f'    "{flag}",\n' for flag in flags(capability))
+    nvcc = "".join(f'    "{flag}",\n' for flag in flags(target.capability))
     return "\n".join(
         [
-            '"""' + _docstring(family, layer, dtype, capability, origin) + '\n"""\n',
+            '"""' + _docstring(family, form, layer, target, origin) + '\n"""\n',
             imports + "\n",
             f'_NAME = "upconv_{family.kernel}"',
-            f"_DTYPE = torch.{dtype}",
+            f"_DTYPE = torch.{target.dtype}",
+            f"_TF32 = {form == 'tf32'}",
             f"_CUDA_FLAGS = (\n{nvcc})\n\n",
             model_class.strip() + "\n\n",
             code + "\n\n",
@@ -140,23 +149,22 @@ def _rule(title: str) -> str:
     return f"# --- {title} {'-' * 90}"[:96]
 
 
-def _docstring(
-    family: Family, layer: Layer, dtype: str, capability: tuple[int, int], origin: str
-) -> str:
-    precision = "float32 tensors, computed in TF32" if dtype == "float32" else f"{dtype} tensors"
+def _docstring(family: Family, form: str, layer: Layer, target: Target, origin: str) -> str:
+    major, minor = target.capability
+    precision = ", computed in TF32," if form == "tf32" else ""
     paragraphs = [
         f"Generated by `upconv export` {__version__} from {origin}.",
-        f"ModelNew computes {layer} for {precision}, on inputs of any size, with the kernel "
-        f"{family.kernel}: {family.about}. It needs PyTorch 2.9 or newer with CUDA, a GPU of "
-        f"compute capability {capability[0]}.{capability[1]}, and nvcc to build the kernel when "
-        "this file is first imported.",
+        f"ModelNew computes {layer} for {target.dtype} tensors{precision} of any size, with the "
+        f"kernel {family.kernel}: {family.about}. It needs PyTorch 2.9 or newer with CUDA, a GPU "
+        f"of compute capability {major}.{minor}, and nvcc to build the kernel when this file is "
+        "first imported.",
         "The same seed gives the same weights as PyTorch's layer: PyTorch's class holds and "
         "initialises them. The forward computation is the kernel's alone; a call that it cannot "
         "serve raises an error. The gradients are computed by PyTorch, in `_gradients`.",
         "In order: ModelNew; one call, from the check of its tensors to the launch; the planner; "
         "the CUDA sources; the build.",
     ]
-    if dtype == "float32":
+    if form == "tf32":
         paragraphs.insert(
             2,
             "TF32 rounds both operands to 10 bits of mantissa, to nearest, as PyTorch's own "

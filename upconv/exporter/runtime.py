@@ -100,7 +100,7 @@ def _plan(x: _Any, weight: _Any, bias: _Any, options: _Any) -> _Any:
 
     PyTorch's rule of layouts: the output is channels_last when either operand is.
     """
-    if _DTYPE is torch.float32:
+    if _TF32:
         precision = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
         if precision != "tf32":
             raise RuntimeError(
@@ -164,7 +164,7 @@ def _make_plan(x: _Any, weight: _Any, bias: _Any, options: _Any, channels_last: 
             bias=bias is not None,
             dtype=dtype,
             channels_last=last,
-            tf32=dtype == "float32",
+            tf32=_TF32,
         )
         plan = _SimpleNamespace(
             handle=None,  # an empty batch needs none
@@ -232,6 +232,7 @@ def _build() -> _Any:
 
 _NAME = ""
 _DTYPE = torch.float32
+_TF32 = True
 _CUDA_SOURCE = ""
 _CUDA_FLAGS: tuple[str, ...] = ()
 _PLANS: dict[_Any, _Any] = {}
