@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import ctypes
 import inspect
+import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -117,6 +119,22 @@ def test_it_builds_when_it_is_loaded(name: str, builds: list[dict[str, Any]]) ->
     load(changed)
     assert builds[1]["name"] != asked["name"]
     assert context["ModelNew"] is not None
+
+
+def test_a_killed_build_does_not_hang_the_next(
+    builds: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of a process that was killed is waited for, and removed when it is old."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    load_case("kb57")
+    lock = tmp_path / builds[0]["name"] / "lock"
+    assert lock.parent.is_dir()
+    lock.touch()
+    os.utime(lock, (0, time.time() - 299))
+    started = time.monotonic()
+    load_case("kb57")
+    assert time.monotonic() - started > 0.5
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize("name", CASES)

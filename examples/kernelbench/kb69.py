@@ -17,14 +17,17 @@ In order: ModelNew; one call, from the check of its tensors to the launch; the p
 sources; the build.
 """
 
+import contextlib as _contextlib
 import ctypes as _ctypes
 import hashlib as _hashlib
+import os as _os
+import time as _time
 from types import SimpleNamespace as _SimpleNamespace
 from typing import Any as _Any
 
 import torch
 from torch import nn as _nn
-from torch.utils.cpp_extension import load_inline as _load_inline
+from torch.utils import cpp_extension as _cpp_extension
 
 _NAME = "upconv_sm90_wgmma_fprop"
 _DTYPE = torch.float32
@@ -262,9 +265,10 @@ def _build() -> _Any:
     """The compiled kernel. Built once per machine; needs nvcc, but neither a GPU nor PyTorch's
     headers, which would take longer to compile than the kernel does."""
     parts = (_CUDA_SOURCE, *_CUDA_FLAGS, str(torch.version.cuda))
-    digest = _hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    path = _load_inline(
-        name=f"{_NAME}_{digest}",
+    name = f"{_NAME}_{_hashlib.sha256(''.join(parts).encode()).hexdigest()[:16]}"
+    _wait_for_other_builds(name)
+    path = _cpp_extension.load_inline(
+        name=name,
         cpp_sources="",
         cuda_sources=_CUDA_SOURCE,
         extra_cuda_cflags=list(_CUDA_FLAGS),
@@ -280,6 +284,16 @@ def _build() -> _Any:
     library.upconv_forward.restype = _ctypes.c_char_p
     library.upconv_forward.argtypes = [*[pointer] * 6, _ctypes.c_int, pointer]
     return library
+
+
+def _wait_for_other_builds(name: str) -> None:
+    """Another process may be building; if it was killed, load_inline would wait for it for ever.
+    Builds take seconds: a lock that is five minutes old belongs to none that is alive."""
+    lock = _os.path.join(_cpp_extension._get_build_directory(name, verbose=False), "lock")
+    with _contextlib.suppress(FileNotFoundError):  # gone: the other build is done
+        while _time.time() - _os.path.getmtime(lock) < 300:
+            _time.sleep(0.2)
+        _os.remove(lock)
 
 
 # --- The planner: which tile for which shape, as the integers that the kernel reads -----------
