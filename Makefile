@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= -n 2
 BIN := $(VENV)/bin
 CPP_FILES := $(shell find upconv/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test check pytest format bench-cpu clean
+.PHONY: demo test check pytest format bench-cpu export-examples clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,11 @@ format: $(VENV)/.test
 bench-cpu: $(VENV)/.test
 	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --out benchmarks/results/cpu-2threads.json
 	$(BIN)/python benchmarks/readme_table.py
+
+# The exported files under examples/kernelbench, each from the reference beside it.
+export-examples: $(VENV)/.test
+	for case in kb57 kb65 kb69; do $(BIN)/upconv export examples/kernelbench/$${case}_reference.py \
+	  --force -o examples/kernelbench/$$case.py || exit 1; done
 
 # torch first and pinned: left to choose, pip takes the newest build with all its CUDA packages.
 # numpy because torch warns at its first use when there is none.

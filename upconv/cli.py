@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .contenders import KEYS
+from .exporter.command import add_parser as add_export_parser
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     add_bench_parser(commands)
     add_verify_parser(commands)
+    add_export_parser(commands, add_layer_options)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
     build.add_argument("kind", nargs="*", help="cpu, cuda; by default what this machine can use")
@@ -278,6 +280,12 @@ def run_verify(options: argparse.Namespace) -> int:
     return INTERRUPTED if report.interrupted else FINE
 
 
+def run_export(options: argparse.Namespace) -> int:
+    from .exporter.command import run
+
+    return run(options)
+
+
 def run_build(options: argparse.Namespace) -> int:
     from .jit import prebuild
     from .jit.recipe import KINDS
@@ -319,6 +327,7 @@ COMMANDS = {
     "explain": run_explain,
     "bench": run_bench,
     "verify": run_verify,
+    "export": run_export,
     "build": run_build,
     "cache": run_cache,
 }
