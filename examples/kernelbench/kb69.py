@@ -548,8 +548,9 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 720 runs of 9 problems), by least squares with
-    # non-negative terms; the standard deviation is 9 %. The terms add up because the stages of the
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 568 runs of 9 problems, of which those within
+    # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
+    # deviation is 9 %. The terms add up because the stages of the
     # pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
     # one alone would count. A test compares the constants with the fit.
     CLOCK_MHZ = 1700.0
@@ -558,15 +559,18 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.649,
-        "items": 528.0,
-        "slices": 85.5,
-        "stored": 0.0188,
-        "segments": 5.25,
-        "weights": 0.0113,
-        "unit": 2357.0,
+        "tensor": 0.341,
+        "placed": 0.0447,
+        "slices": 112.0,
+        "turns": 355.0,
+        "stored": 0.0236,
+        "segments": 4.95,
+        "weights": 0.0270,
+        "unit": 278.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+    GATHER_FACTOR = 2.0
+    """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
     SPREAD_STORE = 9.0
     """How much slower the stores are that spread more than two width phases (measured on kb81)."""
     PACK_MICROSECONDS = 8.0
@@ -581,9 +585,11 @@ def _planner():
 
         tensor: float
         """Cycles that the tensor cores need by themselves."""
-        items: float
-        """Items (4 pixels of a channel block) of a loader thread."""
+        placed: float
+        """Bytes of the tile, margins included, written in its own layout."""
         slices: float
+        turns: float
+        """Turns of the consumers at the tensor cores."""
         stored: float
         """Bytes written."""
         segments: float
@@ -597,7 +603,8 @@ def _planner():
             cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
             return {
                 "the tensor cores": cost["tensor"],
-                "filling the tile": cost["items"] + cost["slices"],
+                "filling the tile": cost["placed"] + cost["slices"],
+                "turns of the consumers": cost["turns"],
                 "the stores": cost["stored"] + cost["segments"],
                 "the weights": cost["weights"],
             }
@@ -640,13 +647,21 @@ def _planner():
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     STEP_PAIRS = 4
     STAGE_BYTES = 8192
-    FIXED_BYTES = 1024 + 2 * 256 * 4 + 2 * 8 * 96 * 4 + 1024 * 4 + 8 * 8 * 544 + 6 * 64 * 96 + 4096
-    """Barriers, tables of columns, offsets and pairs, staging of 8 warps, raw ring of the loaders, and
-    slack after the last plane."""
+    FIXED_BYTES = 1024 + 2 * 256 * 4 + 1024 * 4 + 8 * 16 * 288 + 4096
+    """Barriers, tables of columns and pairs, staging of 8 warps, and slack after the last plane."""
+    GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
+    """Table of offsets and raw ring of the loaders, where they copy without TMA."""
+    BOX_BYTES = 32 * 1024
+    """Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
+    BOX_GOOD = 8 * 1024
+    """Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
+    BOX_MOST = 256
+    """Elements of a box along one dimension."""
+    MAX_CHUNKS = 16
+    COPY_BOXES = 3
+    """`copy` for TMA boxes."""
     ITEM_PIXELS = 4
     """Pixels that a loader copies together."""
-    LOADERS = 96
-    """Loader threads of a block."""
     MAX_SLOTS, MAX_STAGES = 16, 16
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -659,8 +674,8 @@ def _planner():
     class Tiling:
         n: int
         blocks: int
-        split: bool
-        """The consumers split the pixels (and share weights) rather than the jobs."""
+        alternate: bool
+        """The consumers take units in turn, rather than two jobs of the same unit."""
         images: int
         height: int
         width: int
@@ -673,7 +688,10 @@ def _planner():
         slots: int
         stages: int
         vector: int
+        copy: int
         shift_x: int
+        box: tuple[int, int, int, int, int]
+        """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
         groups: int
         tiles: tuple[int, int, int]
         cycles: float
@@ -682,14 +700,6 @@ def _planner():
         @property
         def microseconds(self) -> float:
             return self.cycles / CLOCK_MHZ + PACK_MICROSECONDS
-
-        @property
-        def split_pixels(self) -> int:
-            if not self.split:
-                return 0
-            if self.images > 1:
-                return self.images // 2 * self.rows * self.pitch
-            return self.height // 2 * self.pitch
 
         def pairs(
             self,
@@ -716,7 +726,7 @@ def _planner():
                 "tile_n": self.n,
                 "job_blocks": self.blocks,
                 "channels_last": int(problem.channels_last),
-                "copy": copy_mode(shape)[0],
+                "copy": self.copy,
                 "batch": problem.batch,
                 "in_channels": problem.in_channels,
                 "in_h": problem.in_size[0],
@@ -744,7 +754,13 @@ def _planner():
                 "slices": self.slices,
                 "slots": self.slots,
                 "stages": self.stages,
-                "split_pixels": self.split_pixels,
+                "raw_w": self.box[0],
+                "raw_h": self.box[1],
+                "raw_blocks": self.box[2],
+                "raw_bytes": self.box[3],
+                "raw_chunks": self.box[4],
+                "alternate": int(self.alternate),
+                "turn_slices": turn_slices(self.alternate, self.slices, self.slots),
                 "fold_rows": shape.fold_rows,
                 "vector": self.vector,
                 "weight_in": problem.out_channels * taps,
@@ -758,15 +774,15 @@ def _planner():
         def notes(self, shape: "Shape") -> tuple[str, ...]:
             use = shape.problem.batch * shape.rows.count * shape.columns.count
             points = self.tiles[0] * self.tiles[1] * self.tiles[2]
-            consumers = 2 if self.split else 1
-            share = use / (points * consumers * self.n)
-            kind = "split the pixels" if self.split else "split the output rows"
+            share = use / (points * self.n)
+            kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+            copies = "TMA boxes" if self.copy == COPY_BOXES else "copies of the loaders' own"
             return (
                 f"tile {self.images} x {self.height} x {self.width} lattice points, "
                 f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
                 f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
                 f"{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} slots, "
-                f"{self.stages} weight stages",
+                f"{self.stages} weight stages, input by {copies}",
                 f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
             )
 
@@ -779,11 +795,9 @@ def _planner():
             job_list = by_blocks[blocks]
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
-            for split in (False, True):
-                if not split and len(job_list) == 1:
-                    continue
-                for area in areas(shape, n, split, store_vector(shape, job_list)):
-                    yield from pipelines(shape, job_list, n, blocks, split, area, hardware)
+            for area in areas(shape, n, store_vector(shape, job_list)):
+                for alternate in (True, False) if len(job_list) > 1 else (True,):
+                    yield from pipelines(shape, job_list, n, blocks, alternate, area, hardware)
 
 
     @dataclass(frozen=True)
@@ -795,11 +809,36 @@ def _planner():
         rows: int
         pixels: int
         vector: int
+        copy: int
         shift_x: int
 
 
+    def box_of(shape: "Shape", area: "Area") -> tuple[int, int]:
+        """Columns and rows of the TMA box that holds one channel of a tile.
+
+        A box begins on 16 bytes, at most `late` columns before the tile does.
+        """
+        whole = 16 // shape.problem.element_bytes
+        step = shape.columns.in_step
+        late = max((i * area.width * step + area.shift_x) % whole for i in range(whole))
+        return up(area.pitch * step + late, whole), area.rows * shape.rows.in_step
+
+
+    def boxes_fit(shape: "Shape", area: "Area") -> bool:
+        return max(*box_of(shape, area), area.images) <= BOX_MOST
+
+
+    def copy_modes(shape: "Shape") -> list[tuple[int, int]]:
+        """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
+        problem = shape.problem
+        if problem.channels_last or problem.in_size[1] * problem.element_bytes % 16:
+            return [copy_mode(shape)]
+        # Two pixels of 16 bits are read together.
+        return [(COPY_BOXES, 4 // problem.element_bytes), copy_mode(shape)]
+
+
     def copy_mode(shape: "Shape") -> tuple[int, int]:
-        """How input rows are copied (the kernel's `copy`), and to how many pixels they are aligned."""
+        """The same without TMA."""
         problem = shape.problem
         width = problem.in_size[1]
         if problem.channels_last:
@@ -824,47 +863,70 @@ def _planner():
         return whole if width % whole == 0 else gcd(width, 2)
 
 
-    def widths(shape: "Shape", n: int, vector: int) -> list[int]:
+    def widths(shape: "Shape", n: int, vector: int, start: int) -> list[int]:
         """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
         count = shape.columns.count
         whole = vector // gcd(vector, shape.columns.out_step)
-        align = max(whole, copy_mode(shape)[1])
         parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
-        cut = {up(-(-count // part), align if part > 1 else whole) for part in parts}
+        cut = {up(-(-count // part), max(whole, start) if part > 1 else whole) for part in parts}
         return sorted(width for width in cut if width <= n)
 
 
-    def areas(shape: "Shape", n: int, split: bool, vector: int) -> "Iterator[Area]":
-        """The tile areas that fit N pixels a consumer."""
+    def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
+        """The tile areas that fit N pixels, each with the best way to copy it."""
+        boxed: set[tuple[int, int]] = set()
+        for copy, start in copy_modes(shape):
+            for area in areas_copied(shape, n, vector, copy, start):
+                if copy == COPY_BOXES:
+                    if not boxes_fit(shape, area):
+                        continue
+                    boxed.add((area.images, area.height))
+                elif boxed:
+                    continue
+                yield area
+
+
+    def areas_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Area]":
         problem = shape.problem
         count_y, count_x = shape.rows.count, shape.columns.count
         low_y, high_y, low_x, high_x = shape.shifts
         step = shape.rows.in_step
-        start = copy_mode(shape)[1]
         low_x = low_x // start * start
         align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
-        consumers = 2 if split else 1
-        for width in widths(shape, n, vector):
+        for width in widths(shape, n, vector, start):
             pitch = width + high_x - low_x
             if width >= count_x:  # the margins are zeros, so rows can share them
                 pitch = max(problem.in_size[1] - low_x, width + high_x, width)
             pitch = up(pitch, align)
             overhang = max(0, width + high_x - low_x - pitch)
-            most = min(1 + (n - width) // pitch, -(-count_y // consumers))
-            bands = -(-count_y // (most * consumers))
-            for height in {most, -(-count_y // (bands * consumers))}:
-                rows = height * consumers + (high_y - low_y) // step
+            most = min(1 + (n - width) // pitch, count_y)
+            for height in {most, -(-count_y // -(-count_y // most))}:
+                rows = height + (high_y - low_y) // step
                 pixels = up(step * rows * pitch + overhang, ITEM_PIXELS)
-                yield Area(1, height * consumers, width, pitch, rows, pixels, vector, low_x)
+                yield Area(1, height, width, pitch, rows, pixels, vector, copy, low_x)
             used = (count_y - 1) * pitch + width
             if step > 1 or used > n:
                 continue
             rows = max(problem.in_size[0] - low_y, count_y + high_y, count_y)
-            images = min(1 + (n - used) // (rows * pitch), -(-problem.batch // consumers)) * consumers
+            images = min(1 + (n - used) // (rows * pitch), problem.batch)
             if images > 1:
                 over_rows = max(0, count_y + high_y - low_y - rows)
                 pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
-                yield Area(images, count_y, width, pitch, rows, pixels, vector, low_x)
+                yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, low_x)
+
+
+    def raw_ring(
+        shape: "Shape", area: "Area", slice_blocks: int
+    ) -> tuple[tuple[int, int, int, int, int], int]:
+        """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
+        if area.copy != COPY_BOXES:
+            return (0, 0, 0, 0, 0), GATHER_BYTES
+        columns, rows = box_of(shape, area)
+        block = columns * rows * area.images * 16
+        blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
+        size = up(blocks * block, 128)
+        count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
+        return (columns, rows, blocks, size, count), size * count
 
 
     def pipelines(
@@ -872,7 +934,7 @@ def _planner():
         job_list: "list[Job]",
         n: int,
         blocks: int,
-        split: bool,
+        alternate: bool,
         area: "Area",
         hardware: "Hardware",
     ) -> "Iterator[Tiling]":
@@ -880,55 +942,60 @@ def _planner():
         problem = shape.problem
         block_channels = 16 // problem.element_bytes
         total_blocks = up(-(-problem.in_channels // block_channels), 2)
-        plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
         if (
             area.pixels > MAX_PIXELS
             or area.images * problem.in_channels * prod(problem.in_size) >= 2**30
+            or (area.images - 1) * problem.out_channels * prod(problem.out_size) >= 2**30
         ):
             return
+        plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
         for slice_blocks in (8, 4, 2):
             if slice_blocks > total_blocks and slice_blocks > 2:
                 continue
             slices = -(-total_blocks // slice_blocks)
             slot = slice_blocks * plane * 16
-            room = hardware.shared_memory - FIXED_BYTES
+            room = hardware.shared_memory - FIXED_BYTES - raw_ring(shape, area, slice_blocks)[1]
             kinds = {kind: None for job in job_list for kind in job.kinds}
             pair_count = sum(up(len(kind.taps) * slice_blocks // 2, STEP_PAIRS) for kind in kinds)
             # A job that idles brings tap lists of its own, empty ones.
-            idle = blocks if not split and len(job_list) % 2 else 0
+            idle = blocks if not alternate and len(job_list) % 2 else 0
             if pair_count > MAX_PAIRS or len(kinds) + idle > MAX_KINDS:
                 continue
-            rings = 1 if split else 2  # consumers that split the pixels share their weights
-            for stages in (8, 6, 5, 4):
-                slots = min((room - rings * stages * STAGE_BYTES) // slot, MAX_SLOTS)
+            for stages in (8, 6, 4):
+                slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
                 if slots >= 2:
                     depth = (slice_blocks, slices, slots, stages)
-                    yield timed(shape, job_list, n, blocks, split, area, plane, depth, hardware)
+                    yield timed(shape, job_list, n, blocks, alternate, area, plane, depth, hardware)
 
 
-    def group_count(job_list: "list[Job]", split: bool) -> int:
+    def group_count(job_list: "list[Job]", alternate: bool) -> int:
         """Units of work of one tile: a job each, or two where the consumers take one each."""
-        return len(job_list) if split else -(-len(job_list) // 2)
+        return len(job_list) if alternate else -(-len(job_list) // 2)
+
+
+    def turn_slices(alternate: bool, slices: int, slots: int) -> int:
+        """Slices of one turn: whole units where these alternate; else half of the ring, so that the
+        next turn's slices arrive during this one."""
+        return slices if alternate else min(slices, max(slots // 2, 1))
 
 
     def unit_work(
         shape: "Shape",
         job_list: "list[Job]",
         n: int,
-        split: bool,
+        alternate: bool,
         area: "Area",
-        depth: tuple[int, int],
+        depth: tuple[int, int, int],
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work."""
         problem = shape.problem
-        slice_blocks, slices = depth
+        slice_blocks, slices, slots = depth
         lists = [len(kind.taps) * slice_blocks // 2 for job in job_list for kind in job.kinds]
-        share = slices / group_count(job_list, split)
-        side_by_side = LOADERS // min(slice_blocks, 4)
-        passes = max(slice_blocks // 4, 1)
+        share = slices / group_count(job_list, alternate)
         outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
         stored = outputs * problem.element_bytes / units
+        boxes = area.copy == COPY_BOXES
         span = shape.columns.out_step if job_list[0].interleave else 1
         segments = outputs / units / (area.width * span)
         if problem.channels_last:
@@ -938,9 +1005,10 @@ def _planner():
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
         return UnitWork(
-            tensor=sum(lists) * (2 if split else 1) * share * n / 2,
-            items=-(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices,
+            tensor=sum(lists) * share * n / 2,
+            placed=area.pixels * slice_blocks * slices * 16 * (1 if boxes else GATHER_FACTOR),
             slices=slices,
+            turns=1 if alternate else 2 * -(-slices // turn_slices(alternate, slices, slots)),
             stored=stored,
             segments=segments,
             weights=sum(map(step_count, lists)) * share * STAGE_BYTES,
@@ -952,7 +1020,7 @@ def _planner():
         job_list: "list[Job]",
         n: int,
         blocks: int,
-        split: bool,
+        alternate: bool,
         area: "Area",
         plane: int,
         depth: tuple[int, int, int, int],
@@ -966,18 +1034,16 @@ def _planner():
             -(-shape.rows.count // area.height),
             -(-shape.columns.count // area.width),
         )
-        groups = group_count(job_list, split)
+        groups = group_count(job_list, alternate)
         units = tiles[0] * tiles[1] * tiles[2] * groups
-        work = unit_work(shape, job_list, n, split, area, (slice_blocks, slices), units)
+        work = unit_work(shape, job_list, n, alternate, area, depth[:3], units)
         memory = problem.bytes / units / DRAM_BYTES
         cycles = max(work.cycles, memory)
-        if slots < 3:
-            cycles *= 1.1  # the consumers then wait for each other
         waves = -(-units // hardware.multiprocessors)
         return Tiling(
             n,
             blocks,
-            split,
+            alternate,
             area.images,
             area.height,
             area.width,
@@ -990,7 +1056,9 @@ def _planner():
             slots,
             stages,
             area.vector,
+            area.copy,
             area.shift_x,
+            raw_ring(shape, area, slice_blocks)[0],
             groups,
             tiles,
             cycles * waves + START_CYCLES,
@@ -1217,7 +1285,7 @@ def _planner():
 
     def record(shape: "Shape", job_list: "list[Job]", tiling: "Tiling") -> tuple[int, ...]:
         """The plan as integers, in the order of csrc/cuda/sm90_params.h."""
-        if not tiling.split and len(job_list) % 2:  # the second consumer of the last group idles
+        if not tiling.alternate and len(job_list) % 2:  # the second consumer of the last group idles
             last = job_list[-1]
             empty = tuple(replace(kind, taps=()) for kind in last.kinds)
             idle = (shape.problem.out_channels,) * len(empty)
@@ -1258,6 +1326,7 @@ def _planner():
 
 _CUDA_SOURCE = r"""
 #include <cstdint>
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -1285,7 +1354,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(tile_n)        /* pixels of one WGMMA: N */                                              \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                  \
   X(channels_last) /* layout of input and output */                                          \
-  X(copy)          /* input copies: 0 whole vectors of 4 pixels, 1 4 bytes, 2 one element */ \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */ \
   X(batch)                                                                                   \
   X(in_channels)                                                                             \
   X(in_h)                                                                                    \
@@ -1313,12 +1382,18 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(slices)       /* slices that cover all input channels */                                 \
   X(slots)        /* ring of input slices */                                                 \
   X(stages)       /* ring of weight blocks */                                                \
-  X(split_pixels) /* second consumer starts here with the same weights; 0: other weights */  \
-  X(fold_rows)    /* output channels of one fold: 64, 32 or 16 */                            \
-  X(vector)       /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */    \
-  X(weight_in)    /* weight stride of an input channel, in elements */                       \
-  X(weight_out)   /* weight stride of an output channel */                                   \
-  X(groups)       /* job groups: jobs, or pairs of jobs when the consumers split them */     \
+  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */     \
+  X(raw_h)                                                                                   \
+  X(raw_blocks) /* channel blocks of one */                                                  \
+  X(raw_bytes)                                                                               \
+  X(raw_chunks)                                                                              \
+  X(alternate)   /* 1: the consumers take units in turn; 0: jobs of the same unit */         \
+  X(turn_slices) /* slices of one consumer's turn at the tensor cores */                     \
+  X(fold_rows)   /* output channels of one fold: 64, 32 or 16 */                             \
+  X(vector)      /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */     \
+  X(weight_in)   /* weight stride of an input channel, in elements */                        \
+  X(weight_out)  /* weight stride of an output channel */                                    \
+  X(groups)      /* job groups: pairs of jobs, or single jobs when consumers alternate */    \
   X(kinds)                                                                                   \
   X(pairs)                                                                                   \
   X(jobs)
@@ -1480,19 +1555,30 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared4(uint32_t address) {
-  uint4 v;
+// TMA: a box of a 4-dimensional tensor -> shared memory, completing on a barrier.
+__device__ __forceinline__ void box_copy(uint32_t destination, const CUtensorMap& map, int c0,
+                                         int c1, int c2, int c3, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_shared(unsigned short& v, uint32_t address) {
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t& v, uint32_t address) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint2& v, uint32_t address) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint4& v, uint32_t address) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address)
                : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 load_shared2(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-  return v;
 }
 
 // Makes ordinary shared-memory stores of this thread visible to WGMMA and bulk copies.
@@ -1505,9 +1591,14 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, unsigned short v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 
 // --- numbers and registers -------------------------------------------------------------------
@@ -1576,9 +1667,12 @@ constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or fol
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 16;
-constexpr int kStagingBytes = 8 * 544;  // of one warp: 8 rows of 512 bytes and padding
+constexpr int kMaxChunks = 16;
+constexpr int kLoaderWarps = kLoaders / 32;
+constexpr int kCopyBoxes = 3;            // Sm90Params::copy
+constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
-constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies in the tile
+constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
 
 constexpr int kInFlight = 6;    // items that each loader thread has on their way
 constexpr int kItemPixels = 4;  // an item is 4 neighbouring pixels of one channel block
@@ -1588,44 +1682,53 @@ constexpr int kMaxItems = 8;  // items of one thread in a lap over the tile
 constexpr int kOffsetBytes = 2 * kMaxItems * kLoaders * 4;
 constexpr int kPairBytes = kMaxPairs * 4;
 
-// Shared memory: barriers, column tables, 8 staging slices (one a consumer warp), the
-// loaders' raw ring, weight rings, input ring.
-// Consumers that split the pixels share one ring of weights.
-__host__ __device__ inline int weight_rings(const Sm90Params& p) { return p.split_pixels ? 1 : 2; }
+// Shared memory: barriers, tables, 8 staging slices (one a consumer warp), what the loaders have on
+// its way, the ring of weights, the ring of input slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
   return p.slice_blocks * p.plane * 16;
 }
+__host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
+  return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
+}
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last plane.
-  return kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes + kRawBytes +
-         weight_rings(p) * p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
+  return kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes + raw_ring_bytes(p) +
+         p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
 struct Shared {
-  uint32_t filled, passed, emptied, spent, weights_full;  // barrier arrays
+  // Barriers, 8 bytes each; the first four are arrays.
+  uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
   int* columns;
-  int* offsets;
+  int* places;
   int* pairs;
-  unsigned char* staging;
-  uint32_t raw, weights, slots;
+  uint32_t staging, raw, weights, slots;
+  int* offsets;  // of the loaders that copy without TMA
 
   __device__ __forceinline__ Shared(const Sm90Params& p, unsigned char* memory) {
     const uint32_t base = ptx::shared_address(memory);
     filled = base;
-    passed = filled + 8 * kMaxSlots;
-    emptied = passed + 8 * kMaxSlots;
-    spent = emptied + 8 * kMaxSlots;
-    weights_full = spent + 2 * 8 * kMaxStages;
+    emptied = filled + 8 * kMaxSlots;
+    weights_full = emptied + 8 * kMaxSlots;
+    spent = weights_full + 8 * kMaxStages;
+    raw_full = spent + 8 * kMaxStages;
+    raw_free = raw_full + 8 * kMaxChunks;
+    turn = raw_free + 8 * kMaxChunks;
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
-    offsets = columns + kColumnBytes / 4;
-    pairs = offsets + kOffsetBytes / 4;
-    staging = memory + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes;
-    raw = base + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes;
-    weights = raw + kRawBytes;
-    slots = weights + weight_rings(p) * p.stages * kStageBytes;
+    places = columns + 256;
+    pairs = columns + kColumnBytes / 4;
+    const int fixed = kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes;
+    staging = base + fixed - 8 * kStagingBytes;
+    raw = base + fixed;
+    offsets = reinterpret_cast<int*>(memory + fixed + kRawBytes);
+    weights = raw + raw_ring_bytes(p);
+    slots = weights + p.stages * kStageBytes;
   }
 };
-static_assert(3 * 8 * kMaxSlots + 4 * 8 * kMaxStages <= kBarrierBytes, "barriers overrun");
+static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
+              "barriers overrun");
+static_assert((kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes) % 128 == 0,
+              "TMA writes to multiples of 128 bytes");
 
 // A unit of work: one tile, one job group. Units of the same tile follow each other, so that their
 // input comes from L2.
@@ -1647,9 +1750,9 @@ __device__ __forceinline__ int unit_count(const Sm90Params& p) {
   return p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
 }
 
-// Index of the job of consumer `c`; the same for both when they split the pixels.
+// Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
 __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
-  return p.split_pixels ? group : 2 * group + c;
+  return p.alternate ? group : 2 * group + c;
 }
 
 // Slices that the unit needs: none when no phase of it has a tap.
@@ -1926,52 +2029,56 @@ struct VectorOf<16> {
   using Type = uint4;
 };
 
+// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
+// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
+// divisions and most of the arithmetic in every unit.
+template <int N>
+__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
+  for (int n = threadIdx.x; n < N; n += kThreads) {
+    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
+    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
+    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
+    const int images = image * p.out_channels * p.out_h * p.out_w;
+    shared.places[n] = inside ? images + (p.channels_last ? pixel * p.out_channels : pixel) : -1;
+  }
+}
+
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
 struct Consumer {
   using Element = typename Operand::Element;
-  // Staging of the epilogue, in elements. Contiguous: rows of 512 bytes, padded so that the 8 rows
-  // fall into different banks. channels_last: 16 channels a pixel, padded likewise.
-  static constexpr int kChunk = 512 / sizeof(Element);
-  static constexpr int kPitch = kChunk + 8;
+  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
+  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
+  static constexpr int kChunk = 256 / sizeof(Element);
+  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
   static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
-  static_assert(8 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
+  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
   static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
   const Sm90Params& p;
   const Shared& shared;
   const int c;
-  const uint32_t weights, weights_full, spent;
   const bool issuer;  // the one thread of the warpgroup that arrives on barriers
   float d[MB][N / 2];
   int stage = 0, slot = 0;
-  uint32_t stage_parity = 0, slot_parity = 0;
-  struct Step {
-    int stage = -1, slot = -1;
-  };
-  Step older, newer;  // steps in flight
+  uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
+  // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
+  // register each: there is none to spare.
+  int older = 0, newer = 0;
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : p(p),
         shared(shared),
         c(c),
-        weights(shared.weights + ring(p, c) * p.stages * kStageBytes),
-        weights_full(shared.weights_full + ring(p, c) * 8 * kMaxStages),
-        spent(shared.spent + ring(p, c) * 8 * kMaxStages),
-        issuer(threadIdx.x % 128 == 0) {}
-
-  __device__ static __forceinline__ int ring(const Sm90Params& p, int c) {
-    return p.split_pixels ? 0 : c;
-  }
+        issuer(threadIdx.x % 128 == 0),
+        turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
-  __device__ __forceinline__ void retire(const Step& step) {
+  __device__ __forceinline__ void retire(int step) {
     if (issuer) {
-      if (step.stage >= 0) ptx::barrier_arrive(spent + 8 * step.stage);
-      if (step.slot >= 0) {
-        const bool hand_on = c == 0 && !p.split_pixels;
-        ptx::barrier_arrive((hand_on ? shared.passed : shared.emptied) + 8 * step.slot);
-      }
+      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
+      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
     }
     __syncwarp();
   }
@@ -1981,7 +2088,27 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     retire(older);
     retire(newer);
-    older = newer = Step();
+    older = newer = 0;
+  }
+
+  __device__ __forceinline__ void begin_turn() {
+    ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
+    turn_parity ^= 1;
+  }
+  // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
+  __device__ __forceinline__ void end_turn() {
+    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    drain();
+  }
+
+  // Moves past the weight blocks and slots of the other consumer's turn.
+  __device__ __forceinline__ void skip_stages(int steps) {
+    stage += steps;
+    while (stage >= p.stages) stage -= p.stages, stage_parity ^= 1;
+  }
+  __device__ __forceinline__ void skip_slots(int slices) {
+    slot += slices;
+    while (slot >= p.slots) slot -= p.slots, slot_parity ^= 1;
   }
 
   __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
@@ -2002,8 +2129,8 @@ struct Consumer {
                                            const int* offsets) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
-    ptx::barrier_wait(weights_full + 8 * stage, stage_parity);
-    const uint32_t a = descriptor_low(weights + stage * kStageBytes, kRowsPerBlock);
+    ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
+    const uint32_t a = descriptor_low(shared.weights + stage * kStageBytes, kRowsPerBlock);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
@@ -2014,41 +2141,54 @@ struct Consumer {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = Step{stage, -1};
+    newer = stage + 1;
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
   }
 
-  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices) {
+  // `lists`: each block's tap list, its first pair and their number in 16 bits each.
+  __device__ __forceinline__ void multiply_slice(const uint32_t (&lists)[MB]) {
+    // Nothing is held back while waiting: the slot waited for may depend on it.
+    if (!ptx::barrier_test(shared.filled + 8 * slot, slot_parity)) {
+      drain();
+      ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
+    }
+    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.plane);
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+      const int* pair = shared.pairs + (lists[j] >> 16);
+      int left = lists[j] & 0xffff;
+      for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
+      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
+      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
+    }
+    newer |= (slot + 1) << 8;
+    skip_slots(1);
+  }
+
+  // `other_steps`: weight blocks of the other consumer in each slice.
+  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices, int other_steps) {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
-    const uint32_t ready = c == 0 || p.split_pixels ? shared.filled : shared.passed;
-    const int first = c * p.split_pixels * 16;
-    for (int slice = 0; slice < slices; ++slice) {
-      // Nothing is held back while waiting: the slot waited for may depend on it.
-      if (!ptx::barrier_test(ready + 8 * slot, slot_parity)) {
-        drain();
-        ptx::barrier_wait(ready + 8 * slot, slot_parity);
-      }
-      const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p) + first, p.plane);
+    uint32_t lists[MB];
 #pragma unroll
-      for (int j = 0; j < MB; ++j) {
-        const Sm90Kind& kind = p.kind[job.kind[j]];
-        // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole
-        // steps.
-        const int* pair = shared.pairs + kind.begin;
-        int left = kind.end - kind.begin;
-        for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-        for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-        for (; left >= 1; --left)
-          multiply<1>(d[j], tile, pair + (kind.end - kind.begin) % 4 / 2 * 2);
-      }
-      if (job.steps == 0) retire(Step{-1, slot});
-      newer.slot = job.steps == 0 ? -1 : slot;
-      if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+    for (int j = 0; j < MB; ++j) {
+      const Sm90Kind& kind = p.kind[job.kind[j]];
+      lists[j] = kind.begin << 16 | (kind.end - kind.begin);
     }
-    drain();
+    // A unit without slices takes an empty turn: the other consumer waits for it.
+    int slice = 0;
+    do {
+      const int count = min(p.turn_slices, slices - slice);
+      if (c == 1) skip_stages(other_steps * count);
+      begin_turn();
+      for (int i = 0; i < count; ++i) multiply_slice(lists);
+      end_turn();
+      if (c == 0) skip_stages(other_steps * count);
+      slice += count;
+    } while (slice < slices);
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -2058,32 +2198,32 @@ struct Consumer {
   // --- Consumers: epilogue ---------------------------------------------------------------------
   // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
 
-  // Writes down, once, where each accumulator column of this consumer lies in the tile: image, row
-  // and column in a byte each, -1 for margins. Saves four divisions a column and unit.
-  __device__ __forceinline__ void list_columns() const {
-    for (int n = threadIdx.x % 128; n < N; n += 128) {
-      const int index = c * p.split_pixels + n;
-      const int column = index % p.pitch, row = index / p.pitch % p.rows;
-      const int image = index / p.pitch / p.rows;
-      const bool inside = (p.split_pixels == 0 || n < p.split_pixels) && column < p.tile_w &&
-                          row < p.tile_h && image < p.tile_o;
-      shared.columns[c * 256 + n] = inside ? image << 16 | row << 8 | column : -1;
-    }
-    ptx::warpgroup_sync(1 + c);
+  // First output of a unit's row phase in y, channel 0.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_y,
+                                                 int first_x) const {
+    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
+    const int64_t pixel = row * p.out_w + static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t image = static_cast<int64_t>(where.o) * p.out_channels * p.out_h * p.out_w;
+    return image + (p.channels_last ? pixel * p.out_channels : pixel);
   }
 
-  // Offset in y of channel 0 of column `n`, output column `extra_x` of its lattice point; -1 when
-  // nothing is to be stored.
-  __device__ __forceinline__ int64_t output_offset(const Unit& where, int first_y, int n,
-                                                   int extra_x) const {
-    const int entry = n < N ? shared.columns[c * 256 + n] : -1;
-    const int image = where.o + (entry >> 16);
-    const int oy = (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y;
-    const int ox = (where.x + (entry & 255)) * p.out_step_x + extra_x;
-    if (entry < 0 || image >= p.batch || oy >= p.out_h || ox >= p.out_w) return -1;
-    const int64_t area = static_cast<int64_t>(p.out_h) * p.out_w;
-    const int64_t pixel = static_cast<int64_t>(oy) * p.out_w + ox;
-    return image * area * p.out_channels + (p.channels_last ? pixel * p.out_channels : pixel);
+  // Are all outputs of the tile inside, for the given row phase and last column phase?
+  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
+    return where.o + p.tile_o <= p.batch &&
+           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
+           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
+  }
+
+  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
+  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
+                                               int extra_x) const {
+    const int at = n < N ? shared.places[n] : -1;
+    if (inside || at < 0) return at;
+    const int entry = shared.columns[n];
+    const bool on = where.o + (entry >> 16) < p.batch &&
+                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
+                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
+    return on ? at : -1;
   }
 
   // Bias of an output channel; 0 past the end.
@@ -2093,38 +2233,41 @@ struct Consumer {
   }
 
   template <int V>
-  __device__ static __forceinline__ void copy_vector(Element* target, const Element* source) {
-    using Vector = typename VectorOf<V * sizeof(Element)>::Type;
-    __stcs(reinterpret_cast<Vector*>(target), *reinterpret_cast<const Vector*>(source));
-  }
+  using Vector = typename VectorOf<V * sizeof(Element)>::Type;
 
-  // Writes `channels` staged rows of `width` outputs, V elements a lane, to their places.
+  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
+  // is written, lest each read wait for the write before it.
   template <int V, int kSpan>
-  __device__ __forceinline__ void sweep(const Element* staging, const Unit& where,
-                                        const Sm90Job& job, const Sm90Kind& kind, int first_y,
-                                        int channel, int chunk, int width) const {
+  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
+                                        bool inside, uint32_t columns, int first_x, int first_y,
+                                        int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
     const int span = kSpan ? kSpan : p.out_step_x;
     const int64_t channel_step = static_cast<int64_t>(p.out_h) * p.out_w;
-    const int channels = p.out_channels - channel;
+    const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
-    for (int position = threadIdx.x % 32 * V; position < width; position += 32 * V) {
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
       const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(job.columns >> residue & 1)) continue;
-      const int64_t offset =
-          output_offset(where, first_y, chunk + q, kSpan == 1 ? kind.first_x : residue);
-      if (offset < 0) continue;
-      Element* target = static_cast<Element*>(p.y) + offset + channel * channel_step;
-      const Element* source = staging + position;
-      if (channels >= 8) {
+      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int at =
+          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
+      if (at < 0) continue;
+      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
+      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
 #pragma unroll
-        for (int q = 0; q < 8; ++q) {
-          copy_vector<V>(target, source + q * kPitch);
-          target += channel_step;
+      for (int row = 0; row < 16; row += kBatch * kTogether) {
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
         }
-      } else {
-        for (int q = 0; q < channels; ++q) {
-          copy_vector<V>(target, source + q * kPitch);
-          target += channel_step;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first_row + row + i * kTogether < channels) {
+            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+          }
+          target += kTogether * channel_step;
         }
       }
     }
@@ -2136,63 +2279,72 @@ struct Consumer {
   template <int kFirst, int kCount, int kColumns, int kSpan>
   __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    Element* staging = reinterpret_cast<Element*>(shared.staging + (c * 4 + warp) * kStagingBytes);
-    Element* row = staging + lane / 4 * kPitch;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
     const int span = kSpan ? kSpan : p.out_step_x;
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
     const int first_y = first.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0) return;
+    const int first_x = kSpan == 1 ? first.first_x : 0;
+    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_y, first_x) +
+                    static_cast<int64_t>(channel) * p.out_h * p.out_w;
     const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
     const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
-    for (int part = 0; part < 2 * ((N + kColumns - 1) / kColumns); ++part) {
-      const int chunk = part / 2 * kColumns, h = part % 2;
-      if (channel + 8 * h >= p.out_channels) continue;
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
       const int width = min(kColumns, N - chunk) * span;
-      const float bias = h ? bias8 : bias0;
       __syncwarp();
       if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) row[i] = Operand::from_float(bias);
+        for (int i = lane % 4; i < width; i += 4) {
+          put<1>(row, i, bias0);
+          put<1>(row, i + 8 * kPitch, bias8);
+        }
         __syncwarp();
       }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, part, bias);
+      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
       __syncwarp();
       constexpr int kMost = 16 / sizeof(Element);
+      const int channels = p.out_channels - channel;
       if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                            chunk, width);
       } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
       } else {
-        sweep<1, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
       }
     }
   }
 
-  // Puts this lane's accumulators of one part (columns of a chunk, 8 of 16 rows) into its row.
+  // Puts this lane's accumulators of one chunk into its two rows.
   template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, Element* row, int part,
-                                                float bias) const {
+  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
+                                                float bias0, float bias8) const {
 #pragma unroll
-    for (int each = 0; each < 2 * ((N + kColumns - 1) / kColumns); ++each) {
-      if (each == part) {
+    for (int each = 0; each < N; each += kColumns) {
+      if (each == chunk) {
 #pragma unroll
-        for (int g = 0; g < kColumns / 8; ++g) {
-          const int n = each / 2 * kColumns + g * 8, i = n / 2 + 2 * (each % 2);
+        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
+          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
+          const float bias = g % 2 ? bias8 : bias0;
           if (n < N) {
-            const int q = g * 8 + threadIdx.x % 4 * 2;
+            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
             if constexpr (kSpan == 1) {
-              put_vector<2>(row + q, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
+              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
             } else if constexpr (kSpan == 2) {
-              put_vector<4>(row + 2 * q, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
-                            d[1][i + 1] + bias);
+              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
+                     d[1][i + 1] + bias);
             } else {
 #pragma unroll
               for (int j = 0; j < kCount; ++j) {
-                Element* place = row + q * p.out_step_x + p.kind[job.kind[j]].first_x;
-                place[0] = Operand::from_float(d[j][i] + bias);
-                place[p.out_step_x] = Operand::from_float(d[j][i + 1] + bias);
+                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
+                put<1>(row, place, d[j][i] + bias);
+                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
               }
             }
           }
@@ -2201,11 +2353,11 @@ struct Consumer {
     }
   }
 
+  // V neighbouring elements of a staged row.
   template <int V, typename... Values>
-  __device__ static __forceinline__ void put_vector(Element* target, Values... values) {
+  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
     alignas(16) const Element packed[V] = {Operand::from_float(values)...};
-    using Vector = typename VectorOf<V * sizeof(Element)>::Type;
-    *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(packed);
+    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
   }
 
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
@@ -2213,32 +2365,40 @@ struct Consumer {
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
     constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    Element* staging = reinterpret_cast<Element*>(shared.staging + (c * 4 + warp) * kStagingBytes);
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
     const int first_y = kind.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0) return;
     const int lane_channel = channel + lane % kLanes * kE;
+    const bool inside = unit_inside(where, first_y, kind.first_x);
+    Element* base =
+        static_cast<Element*>(p.y) + unit_offset(where, first_y, kind.first_x) + lane_channel;
     const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kPixels) {
       __syncwarp();
-      stage_pixels<j>(staging + lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
+      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
       __syncwarp();
+      uint4 v[kPixels * kLanes / 32];
 #pragma unroll
-      for (int i = 0; i < kPixels; i += 32 / kLanes) {
-        const int n = i + lane / kLanes;
-        const int64_t offset = output_offset(where, first_y, chunk + n, kind.first_x);
-        if (offset >= 0 && lane_channel < p.out_channels) {
-          copy_vector<kE>(static_cast<Element*>(p.y) + offset + lane_channel,
-                          staging + n * kPixelPitch + lane % kLanes * kE);
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
+      }
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
+        if (at >= 0 && lane_channel < p.out_channels) {
+          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
         }
       }
     }
   }
 
   template <int j>
-  __device__ __forceinline__ void stage_pixels(Element* place, int chunk, float bias0,
+  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
                                                float bias8) const {
 #pragma unroll
     for (int each = 0; each < N; each += kPixels) {
@@ -2246,11 +2406,11 @@ struct Consumer {
 #pragma unroll
         for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
           const int i = (each / 8 + g) * 4;
-          Element* pixel = place + g * 8 * kPixelPitch;
-          pixel[0] = Operand::from_float(d[j][i] + bias0);
-          pixel[kPixelPitch] = Operand::from_float(d[j][i + 1] + bias0);
-          pixel[8] = Operand::from_float(d[j][i + 2] + bias8);
-          pixel[kPixelPitch + 8] = Operand::from_float(d[j][i + 3] + bias8);
+          const int pixel = place + g * 8 * kPixelPitch;
+          put<1>(staging, pixel, d[j][i] + bias0);
+          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
+          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
+          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
         }
       }
     }
@@ -2270,32 +2430,43 @@ struct Consumer {
 
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
     if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 16, MB == 2 ? 2 : 0>(job, where);
+      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
     } else {
       store_each(job, where);
     }
   }
 
+  // Moves past a whole unit of the other consumer.
+  __device__ __forceinline__ void skip_unit(int unit) {
+    const int group = unit % p.groups, slices = slices_of(p, group);
+    skip_stages(p.job[group].steps * slices);
+    skip_slots(slices);
+  }
+
   __device__ __forceinline__ void run() {
-    list_columns();
-    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-      const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, where.group, c)];
-      accumulate(job, slices_of(p, where.group));
-      store(job, where);
+    const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
+    for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
+      if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
+      const int group = unit % p.groups;
+      const Sm90Job& job = p.job[job_of(p, group, c)];
+      const int other = p.alternate ? 0 : p.job[job_of(p, group, 1 - c)].steps;
+      accumulate(job, slices_of(p, group), other);
+      store(job, Unit(p, unit));
+      if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
     }
   }
 };
 
 }  // namespace upconv
 
-// ===== csrc/cuda/sm90_producers.cuh ==============================================================
+// ===== csrc/cuda/sm90_gather.cuh =================================================================
 
-// Hopper kernel: the loaders, which bring the input tile, and the thread that brings the weights.
+// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: rows that do not
+// start on 16 bytes, rows longer than a box, channels_last.
 
 namespace upconv {
 
-// --- Loaders ---------------------------------------------------------------------------------
+// --- Gathering loaders -----------------------------------------------------------------------
 
 // An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
 // items asynchronously into a ring of its own, then turns them from [channel][pixel] into
@@ -2485,13 +2656,15 @@ struct Loader {
     if (p.channels_last || kE == 4) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint4 v = ptx::load_shared4(p.channels_last ? raw_pixel(entry, i) : raw(entry, i));
+        uint4 v;
+        ptx::load_shared(v, p.channels_last ? raw_pixel(entry, i) : raw(entry, i));
         to.v[4 * i] = v.x, to.v[4 * i + 1] = v.y, to.v[4 * i + 2] = v.z, to.v[4 * i + 3] = v.w;
       }
     } else {
 #pragma unroll
       for (int c = 0; c < kE; ++c) {
-        const uint2 v = ptx::load_shared2(raw(entry, c));
+        uint2 v;
+        ptx::load_shared(v, raw(entry, c));
         to.v[2 * c % 16] = v.x, to.v[(2 * c + 1) % 16] = v.y;
       }
     }
@@ -2541,13 +2714,14 @@ struct Placer {
     if (++lap * loader.lane_blocks < p.slice_blocks) return;
     lap = 0;
     ptx::fence_async_proxy();
-    ptx::barrier_arrive(shared.filled + 8 * slot);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.filled + 8 * slot);
     if (++slot == p.slots) slot = 0, parity ^= 1;
   }
 };
 
 template <typename Operand>
-__device__ __forceinline__ void load_tiles(const Sm90Params& p, const Shared& shared) {
+__device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& shared) {
   Loader<Operand> loader(p, shared);
   Placer<Operand> placer{loader};
   int next = 0, oldest = 0, waiting = 0;
@@ -2578,30 +2752,259 @@ __device__ __forceinline__ void load_tiles(const Sm90Params& p, const Shared& sh
   }
 }
 
-// --- Weights ---------------------------------------------------------------------------------
+}  // namespace upconv
 
-// One thread a ring: the weight blocks that its consumer needs, in order, over all units. Threads
-// of the same warp that serve two rings wait independently.
-__device__ __forceinline__ void stream_weights(const Sm90Params& p, const Shared& shared) {
-  const int ring = threadIdx.x % 32;
-  if (ring >= weight_rings(p)) return;
-  const uint32_t memory = shared.weights + ring * p.stages * kStageBytes;
-  const uint32_t full = shared.weights_full + ring * 8 * kMaxStages;
-  const uint32_t spent = shared.spent + ring * 8 * kMaxStages;
-  int stage = 0;
+// ===== csrc/cuda/sm90_producers.cuh ==============================================================
+
+// Hopper kernel: the thread that feeds both rings, and the loaders that turn boxes into tiles.
+
+namespace upconv {
+
+// --- Feeder ----------------------------------------------------------------------------------
+
+// The weight blocks of all units, in the order in which the consumers take their turns.
+struct WeightFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  int unit, turn = 0, left = 0, stage = 0;
   uint32_t parity = 1;
-  for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-    const Sm90Job& job = p.job[job_of(p, unit % p.groups, ring)];
-    const uint4* source = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
-    for (int left = job.steps * p.slices; left > 0; --left) {
-      ptx::barrier_wait(spent + 8 * stage, parity);
-      ptx::barrier_arrive_expect(full + 8 * stage, kStageBytes);
-      ptx::bulk_copy(memory + stage * kStageBytes, source, kStageBytes, full + 8 * stage);
-      source += kStageBytes / 16;
-      if (++stage == p.stages) stage = 0, parity ^= 1;
+  int steps[2];            // of each consumer in a slice of this unit
+  const uint4* source[2];  // what it needs next
+
+  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
+      : p(p), shared(shared), unit(blockIdx.x) {
+    begin_unit();
+    find();
+  }
+  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+
+  __device__ __forceinline__ void begin_unit() {
+    const int group = unit % p.groups;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const Sm90Job& job = p.job[job_of(p, group, c)];
+      steps[c] = p.alternate && c == 1 ? 0 : job.steps;
+      source[c] = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
     }
   }
+
+  // The next turn that has weights.
+  __device__ __forceinline__ void find() {
+    while (left == 0 && live()) {
+      const int slices = min(p.turn_slices, p.slices - turn / 2 * p.turn_slices);
+      if (slices <= 0) {
+        turn = 0;
+        unit += gridDim.x;
+        begin_unit();
+      } else {
+        left = slices * (turn % 2 ? steps[1] : steps[0]);
+        ++turn;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
+    const uint32_t full = shared.weights_full + 8 * stage;
+    const uint4*& from = turn % 2 ? source[0] : source[1];  // `turn` is one ahead
+    ptx::barrier_arrive_expect(full, kStageBytes);
+    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
+    from += kStageBytes / 16;
+    if (++stage == p.stages) stage = 0, parity ^= 1;
+    if (--left == 0) find();
+  }
+};
+
+// First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
+// on 16 bytes, or the copy is an illegal instruction.
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where) {
+  return where.x * p.in_step_x + p.shift_x;
 }
+__device__ __forceinline__ int box_phase(int column, int block_channels) {
+  return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
+}
+
+// The input of all units as TMA boxes: a few channel blocks of the whole tile each, margins
+// included. What lies outside the image arrives as zeros.
+struct BoxFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const CUtensorMap& map;
+  const int block_channels;
+  int unit, block = 0, chunk = 0;
+  uint32_t parity = 1;
+  int x = 0, y = 0, o = 0;
+
+  __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map, int block_channels)
+      : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
+    if (p.copy != kCopyBoxes) unit = unit_count(p);
+    find();
+  }
+  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+
+  __device__ __forceinline__ void find() {
+    while (live() && slices_of(p, unit % p.groups) == 0) unit += gridDim.x;
+    if (!live()) return;
+    const Unit where(p, unit);
+    x = box_column(p, where);
+    x -= box_phase(x, block_channels);
+    y = where.y * p.in_step_y + p.shift_y;
+    o = where.o;
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    const uint32_t full = shared.raw_full + 8 * chunk;
+    ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
+    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, block * block_channels, o, full);
+    if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
+    block += p.raw_blocks;
+    if (block < p.slices * p.slice_blocks) return;
+    block = 0;
+    unit += gridDim.x;
+    find();
+  }
+};
+
+// One thread starts every copy of weights and boxes as soon as there is room for it.
+template <typename Operand>
+__device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map) {
+  WeightFeed weights(p, shared);
+  BoxFeed boxes(p, shared, map, Operand::kBlockChannels);
+  while (weights.live() || boxes.live()) {
+    weights.try_next();
+    boxes.try_next();
+  }
+}
+
+// --- Box loaders -----------------------------------------------------------------------------
+
+// Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts.
+template <typename Operand>
+struct BoxLoader {
+  using Element = typename Operand::Element;
+  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kWide = kE / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
+  const Sm90Params& p;
+  const Shared& shared;
+  const uint32_t channel_step;  // bytes
+  int places;                   // of this thread
+  int source[kMost];            // bytes into the box, -1: zeros
+
+  __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
+      : p(p), shared(shared), channel_step(p.raw_w * p.raw_h * sizeof(Element)), places(0) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int pixel = (i * kLoaders + threadIdx.x) * kWide;
+      if (pixel < p.pixels) places = i + 1;
+      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int image = pixel / p.pitch / p.rows % p.tile_o;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;  // of in_step_y rows
+      const int at =
+          ((image * p.raw_blocks * kE * p.raw_h + row * p.in_step_y + lane) * p.raw_w + column) *
+          static_cast<int>(sizeof(Element));
+      source[i] = lane < p.in_step_y ? at : -1;
+    }
+  }
+
+  // 4 bytes of every channel at one place of the box.
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
+#pragma unroll
+    for (int c = 0; c < kE; ++c) {
+      v[c] = 0;
+      if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+    }
+  }
+
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t plane, int i) const {
+    const uint32_t target = plane + (i * kLoaders + threadIdx.x) * kWide * 16;
+    if constexpr (kE == 4) {
+      ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
+                                           Operand::prepare(v[2]), Operand::prepare(v[3])));
+    } else {
+      // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
+      const uint32_t odd = threadIdx.x / 4 % 2;
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
+        ptx::store_shared(target + (k ^ odd) * 16,
+                          make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                                     __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+      }
+    }
+  }
+
+  // kPlanes channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
+  // overlap.
+  template <int kPlanes, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, uint32_t plane) const {
+    static_assert(kPlanes * kPlaces == 4, "registers");
+    uint32_t v[kPlanes][kPlaces][kE];
+#pragma unroll
+    for (int first = 0; first < kMost; first += kPlaces) {
+      if (first >= places) break;
+#pragma unroll
+      for (int b = 0; b < kPlanes; ++b)
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          if (first + i < kMost && first + i < places)
+            read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
+        }
+#pragma unroll
+      for (int b = 0; b < kPlanes; ++b)
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          if (first + i < kMost && first + i < places)
+            write(v[b][i], plane + b * p.plane * 16, first + i);
+        }
+    }
+  }
+
+  // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t plane) const {
+    const int planes = places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
+    for (int i = 0; i < p.raw_blocks; i += planes) {
+      if (planes == 1) {
+        place<1, 4>(box, plane);
+      } else if (planes == 2) {
+        place<2, 2>(box, plane);
+      } else {
+        place<4, 1>(box, plane);
+      }
+      box += planes * kE * channel_step;
+      plane += planes * p.plane * 16;
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    int chunk = 0, slot = 0;
+    uint32_t chunk_parity = 0, slot_parity = 1;
+    const bool speaker = threadIdx.x % 32 == 0;
+    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+      const uint32_t phase = box_phase(box_column(p, Unit(p, unit)), kE) * sizeof(Element);
+      for (int slices = slices_of(p, unit % p.groups); slices > 0; --slices) {
+        ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+        uint32_t plane = shared.slots + slot * slot_bytes(p);
+        for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+          ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+          place_box(shared.raw + chunk * p.raw_bytes + phase, plane);
+          plane += p.raw_blocks * p.plane * 16;
+          __syncwarp();
+          if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+          if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+        }
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+        if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+      }
+    }
+  }
+};
 
 }  // namespace upconv
 
@@ -2616,20 +3019,23 @@ __device__ __forceinline__ void stream_weights(const Sm90Params& p, const Shared
 // small images; the columns that fall on margins are computed and not stored.
 //
 // Roles, 12 warps:
-//   loaders    warps 0-2   fill a ring of channel slices of the tile from global memory
-//   weights    warp 3      one thread a ring streams packed weights with bulk copies
+//   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
+//   layout,
+//                          or gather the input themselves where TMA cannot
+//   feeder     warp 3      one thread starts every copy: weight blocks and boxes
 //   consumer 0 warps 4-7   64 x N accumulators (times MB), then its own stores
-//   consumer 1 warps 8-11  the same one slice behind: while one of them stores, the other has the
-//                          tensor cores to itself. The two share the tile and differ in weights
-//                          (other channels or phases), or share weights and split the pixels.
-// Pipelines (mbarriers, in order of travel of an input slot and of a weight stage):
-//   filled[slot]   96 loader threads arrive -> consumer 0 may read
-//   passed[slot]   consumer 0 arrives once  -> consumer 1 may read
-//   emptied[slot]  consumer 1 arrives once  -> loaders may fill again
-//   weights_full[ring][stage]  bulk copy completes   -> the ring's consumer may read
-//   spent[ring][stage]         consumer arrives once -> the copy of a later step may start
-// Consumers that split the pixels read one common ring of weights, so neither can be a whole slice
-// behind: both read a slot when it is filled, and both arrive on emptied and spent.
+//   consumer 1 warps 8-11  the same
+// The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
+// the other has the tensor cores. A turn is a whole unit of work when units alternate between them
+// (few output channels), or one slice when both work on the same tile with different weights.
+// Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
+//   raw_full[chunk]      TMA completes               -> loaders may read the box
+//   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
+//   filled[slot]         3 loader warps arrive       -> consumers may read
+//   emptied[slot]        each reading consumer       -> loaders may fill again
+//   weights_full[stage]  bulk copy completes         -> the consumer whose turn it is may read
+//   spent[stage]         that consumer arrives       -> the feeder may load another
+//   turn[consumer]       the other consumer has issued everything of its turn
 
 namespace upconv {
 
@@ -2637,35 +3043,44 @@ namespace upconv {
 
 template <typename Operand, int N, int MB>
 __global__ void __launch_bounds__(kThreads, 1)
-    sm90_wgmma_fprop(const __grid_constant__ Sm90Params p) {
+    sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
+                     const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
   static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.slots; ++i) {
-      ptx::barrier_init(shared.filled + 8 * i, kLoaders);
-      ptx::barrier_init(shared.passed + 8 * i, 1);
-      ptx::barrier_init(shared.emptied + 8 * i, p.split_pixels ? 2 : 1);
+    for (int i = 0; i < kMaxSlots; ++i) {
+      ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
     }
-    for (int i = 0; i < 2 * kMaxStages; ++i) ptx::barrier_init(shared.weights_full + 8 * i, 1);
-    for (int i = 0; i < 2 * kMaxStages; ++i) {
-      ptx::barrier_init(shared.spent + 8 * i, p.split_pixels ? 2 : 1);
+    for (int i = 0; i < kMaxStages; ++i) {
+      ptx::barrier_init(shared.weights_full + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, 1);
     }
+    for (int i = 0; i < kMaxChunks; ++i) {
+      ptx::barrier_init(shared.raw_full + 8 * i, 1);
+      ptx::barrier_init(shared.raw_free + 8 * i, kLoaderWarps);
+    }
+    ptx::barrier_init(shared.turn, 1);
+    ptx::barrier_init(shared.turn + 8, 1);
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
+  list_columns<N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
   // and ptxas then refuses WGMMA with N over 200.
   if (threadIdx.x < 128) {
     ptx::give_registers<120>();
-    if (threadIdx.x < kLoaders) {
-      load_tiles<Operand>(p, shared);
+    if (threadIdx.x >= kLoaders) {
+      if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
+    } else if (p.copy == kCopyBoxes) {
+      BoxLoader<Operand>(p, shared).run();
     } else {
-      stream_weights(p, shared);
+      gather_tiles<Operand>(p, shared);
     }
   } else {
     ptx::take_registers<192>();
@@ -2738,6 +3153,36 @@ namespace upconv {
 #define UPCONV_SM90_TILES(X) \
   X(256, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
+// The input as the TMA sees it: columns, rows, channels, images; some channel blocks of a tile
+// at a time. The driver's function is found at run time, so that nothing links against the driver.
+template <typename Operand>
+cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                     &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  if (!encode) return cudaErrorNotSupported;
+  constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_channels), size(p.batch)};
+  const cuuint64_t strides[] = {sizes[0] * kBytes, sizes[0] * sizes[1] * kBytes,
+                                sizes[0] * sizes[1] * sizes[2] * kBytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w), static_cast<cuuint32_t>(p.raw_h),
+                            static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
+                            static_cast<cuuint32_t>(p.tile_o)};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUresult result =
+      encode(map, type, 4, const_cast<void*>(p.x), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 template <typename Operand, int N, int MB>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   auto kernel = sm90_wgmma_fprop<Operand, N, MB>;
@@ -2745,7 +3190,10 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p);
+  CUtensorMap map{};
+  if (p.copy == kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
+    return error;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   return cudaGetLastError();
 }
 
