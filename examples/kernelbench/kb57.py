@@ -2160,7 +2160,11 @@ struct Consumer {
       for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
       for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
     }
-    newer |= (slot + 1) << 8;
+    if (newer) {
+      newer |= (slot + 1) << 8;
+    } else {  // a job without taps has read nothing
+      retire((slot + 1) << 8);
+    }
     skip_slots(1);
   }
 
