@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .contenders import KEYS
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FINE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+BENCH_DTYPES = ("tf32", *DTYPES)
+LAYOUTS = ("contiguous", "channels_last")
 
 
 class UsageError(Exception):
@@ -37,13 +39,18 @@ def sizes(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def ways_to_call(text: str) -> tuple[str, ...]:
-    """Reads default,compile."""
-    ways = tuple(dict.fromkeys(text.split(",")))
-    unknown = [way for way in ways if way not in KEYS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KEYS)}")
-    return ways
+def some_of(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads a list such as default,compile."""
+    known = tuple(choices)
+
+    def read(text: str) -> tuple[str, ...]:
+        words = tuple(dict.fromkeys(text.split(",")))
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return words
+
+    return read
 
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
@@ -112,8 +119,25 @@ def add_bench_parser(commands: Any) -> None:
     bench.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns ('kb*'); or all")
     add_layer_options(bench)
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    bench.add_argument("--dtype", choices=DTYPES, default="float32")
-    bench.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
+    bench.add_argument(
+        "--dtype",
+        type=some_of(BENCH_DTYPES),
+        metavar="DTYPES",
+        help=f"of {','.join(BENCH_DTYPES)}; on a GPU float32 is strict and tf32 the default",
+    )
+    bench.add_argument(
+        "--layout",
+        type=some_of(LAYOUTS),
+        default=LAYOUTS[:1],
+        metavar="LAYOUTS",
+        help=f"of input and output: {','.join(LAYOUTS)}; default: {LAYOUTS[0]}",
+    )
+    bench.add_argument(
+        "--direction",
+        choices=("forward", "backward", "both"),
+        default="forward",
+        help="backward: the gradients of input, weight and bias",
+    )
     bench.add_argument("--threads", type=int, help="CPU threads; default: what torch takes")
     bench.add_argument(
         "--seconds", type=float, default=4.0, help="time for the timed calls of one case"
@@ -121,7 +145,7 @@ def add_bench_parser(commands: Any) -> None:
     bench.add_argument("--batch", type=int, metavar="N", help="instead of each case's own")
     bench.add_argument(
         "--against",
-        type=ways_to_call,
+        type=some_of(KEYS),
         default=("default",),
         metavar="WAYS",
         help=f"ways of calling PyTorch, the fastest of which counts: {','.join(KEYS)}",
