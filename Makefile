@@ -26,7 +26,7 @@ check: $(VENV)/.test
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/mypy
 
-pytest: $(VENV)/.test
+pytest: $(VENV)/.test $(VENV)/.browser
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 format: $(VENV)/.test
@@ -53,6 +53,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" -e '.[test]'
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	tools/install_browser.sh $(BIN)/python
 	touch $@
 
 clean:

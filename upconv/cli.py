@@ -103,6 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     add_bench_parser(commands)
+    add_report_parser(commands)
     add_verify_parser(commands)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
@@ -160,6 +161,12 @@ def add_bench_parser(commands: Any) -> None:
     files.add_argument("--results", metavar="FILE", help="take FILE's results, measure nothing")
     bench.add_argument("--markdown", action="store_true", help="print the table as markdown")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
+
+
+def add_report_parser(commands: Any) -> None:
+    report = commands.add_parser("report", help="make a page of what bench measured")
+    report.add_argument("files", nargs="+", metavar="RESULTS", help="files of bench --out")
+    report.add_argument("-o", "--out", metavar="FILE", default="report.html", help="%(default)s")
 
 
 def add_verify_parser(commands: Any) -> None:
@@ -292,6 +299,13 @@ def run_bench(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def run_report(options: argparse.Namespace) -> int:
+    from .report import write_report
+
+    print(f"written: {write_report(options.files, options.out)}", file=sys.stderr)
+    return FINE
+
+
 def run_verify(options: argparse.Namespace) -> int:
     from .verify import command
 
@@ -342,6 +356,7 @@ COMMANDS = {
     "doctor": run_doctor,
     "explain": run_explain,
     "bench": run_bench,
+    "report": run_report,
     "verify": run_verify,
     "build": run_build,
     "cache": run_cache,
