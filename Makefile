@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= -n 2
 BIN := $(VENV)/bin
 CPP_FILES := $(shell find upconv/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test check pytest format bench-cpu clean
+.PHONY: demo test check pytest format bench-cpu readme-plot clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -38,6 +38,11 @@ format: $(VENV)/.test
 bench-cpu: $(VENV)/.test
 	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --out benchmarks/results/cpu-2threads.json
 	$(BIN)/python benchmarks/readme_table.py
+
+# The plot of the README, from the committed results of the GPU; PLOT= names other files.
+PLOT ?= $(wildcard benchmarks/results/h200-forward-*.json)
+readme-plot: $(VENV)/.test
+	$(BIN)/python benchmarks/readme_plot.py $(PLOT)
 
 # torch first and pinned: left to choose, pip takes the newest build with all its CUDA packages.
 # numpy because torch warns at its first use when there is none.
