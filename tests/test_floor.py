@@ -38,6 +38,23 @@ def test_sixteen_bits_take_the_faster_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert floor.faster_on_cpu(torch.float16) == torch.float32
 
 
+@pytest.mark.parametrize("what", ["conv", "matmul"])
+def test_one_switch_is_set_and_set_back(what: str) -> None:
+    """The switches are there without a GPU too."""
+    switches = {
+        "conv": torch.backends.cudnn.conv,  # type: ignore[attr-defined]
+        "matmul": torch.backends.cuda.matmul,
+    }
+    before = {name: switch.fp32_precision for name, switch in switches.items()}
+    for dtype, value in (("tf32", "tf32"), ("float32", "ieee")):
+        with precision("cuda", dtype, what):
+            within = {name: switch.fp32_precision for name, switch in switches.items()}
+            assert within == before | {what: value}
+        assert {name: switch.fp32_precision for name, switch in switches.items()} == before
+    with precision("cuda", "bfloat16", what), precision("cpu", "float32", what):
+        assert {name: switch.fp32_precision for name, switch in switches.items()} == before
+
+
 @pytest.mark.gpu
 def test_rates_of_this_gpu() -> None:
     """Tensor cores are faster than strict float32, and the switches are as they were after it."""
@@ -45,6 +62,6 @@ def test_rates_of_this_gpu() -> None:
     strict, tf32 = (measured_rates("cuda", name, 0.05) for name in ("float32", "tf32"))
     assert tf32.flop_per_s > 1.5 * strict.flop_per_s
     assert torch.backends.cuda.matmul.fp32_precision == before  # type: ignore[attr-defined]
-    with precision("cuda", "float32"):
+    with precision("cuda", "float32", "matmul"):
         slow = product_rate("cuda", torch.float32, 4096, 0.05)
     assert slow < tf32.flop_per_s

@@ -295,7 +295,7 @@ def measure(
         with (
             torch.inference_mode(False),
             torch.no_grad(),
-            floor.precision(settings.device, settings.dtype),
+            floor.precision(settings.device, settings.dtype, "conv"),
         ):
             if settings.device == "cpu":
                 say("fitting the batch")

@@ -23,8 +23,9 @@ MATRIX = {"cpu": 1536, "cuda": 8192}
 """Rows of the square matrices: 7 GFLOP, 0.05 s on two cores; 1.1 TFLOP, 2.7 ms on an H200."""
 COPIED_BYTES = {"cpu": 128 << 20, "cuda": 2 << 30}
 """Many times the caches."""
-SECONDS = {"cpu": 0.3, "cuda": 0.5}
-"""For each rate at most; a GPU needs some of it to settle on the clock that its power allows."""
+CPU_SECONDS, GPU_SECONDS = 0.3, 0.5
+"""For each rate: at most on a CPU; in any case on a GPU, which in less time does not settle on the
+clock that its power allows."""
 FEWEST_RUNS = 3
 
 
@@ -58,25 +59,27 @@ def tensor_dtype(name: str) -> torch.dtype:
 
 
 @contextmanager
-def precision(device: str, dtype: str) -> Iterator[None]:
-    """Inside, float32 on the GPU is multiplied as the name says: "tf32" or, strictly, "float32"."""
+def precision(device: str, dtype: str, what: str) -> Iterator[None]:
+    """Inside, the GPU multiplies float32 as the name says: "tf32" or, strictly, "float32".
+
+    `what` is "conv" or "matmul". Each has a switch of its own; the other one stays as it is.
+    """
     if device != "cuda" or dtype not in ("tf32", "float32"):
         yield
         return
-    switches: list[Any] = [torch.backends.cudnn.conv, torch.backends.cuda.matmul]  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
+    backends: Any = torch.backends
+    switch = backends.cudnn.conv if what == "conv" else backends.cuda.matmul
+    before = switch.fp32_precision
+    switch.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
     try:
-        for switch in switches:
-            switch.fp32_precision = "tf32" if dtype == "tf32" else "ieee"
         yield
     finally:
-        for switch, value in zip(switches, before, strict=True):
-            switch.fp32_precision = value
+        switch.fp32_precision = before
 
 
 def measured_rates(device: str, dtype: str, seconds: float = 1.0) -> Rates:
-    """Both rates, in about so many seconds; medians."""
-    with torch.no_grad(), precision(device, dtype):
+    """Both rates, medians; on a CPU in no more than so many seconds each."""
+    with torch.no_grad(), precision(device, dtype, "matmul"):
         byte_per_s = copy_rate(device, seconds)
         multiplied = tensor_dtype(dtype)
         if device == "cpu" and multiplied.itemsize == 2:
@@ -109,6 +112,6 @@ def median_seconds(call: Call, device: str, seconds: float) -> float:
         return seconds_of(call) if clock is None else clock.milliseconds(call) / 1e3
 
     once()
-    budget = min(seconds, SECONDS[device])
+    budget = min(seconds, CPU_SECONDS) if clock is None else GPU_SECONDS
     times = [once() for _ in range(runs_for(budget, once(), FEWEST_RUNS))]
     return median(times[len(times) // 3 :])

@@ -144,7 +144,7 @@ def flat(
     sizes = {
         name: "x".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in asdict(row.problem).items()
-        if name != "kernel"
+        if name not in ("kernel", "direction")
     }
     record: dict[str, object] = {
         "case": row.case,
