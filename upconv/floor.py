@@ -23,10 +23,11 @@ MATRIX = {"cpu": 1536, "cuda": 8192}
 """Rows of the square matrices: 7 GFLOP, 0.05 s on two cores; 1.1 TFLOP, 2.7 ms on an H200."""
 COPIED_BYTES = {"cpu": 128 << 20, "cuda": 2 << 30}
 """Many times the caches."""
-CPU_SECONDS, GPU_SECONDS = 0.3, 0.5
-"""For each rate: at most on a CPU; in any case on a GPU, which in less time does not settle on the
-clock that its power allows."""
-FEWEST_RUNS = 3
+SECONDS = {"cpu": 0.3, "cuda": 0.06}
+"""For each rate, at most. On a GPU as short as the cases are timed, since power slows longer runs:
+half a second of TF32 products gave 359 TFLOP/s on an H200 that does 421 in a short one, and a floor
+must not be too high."""
+FEWEST_RUNS = 5
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def precision(device: str, dtype: str, what: str) -> Iterator[None]:
 
 
 def measured_rates(device: str, dtype: str, seconds: float = 1.0) -> Rates:
-    """Both rates, medians; on a CPU in no more than so many seconds each."""
+    """Both rates, medians, in no more than so many seconds each."""
     with torch.no_grad(), precision(device, dtype, "matmul"):
         byte_per_s = copy_rate(device, seconds)
         multiplied = tensor_dtype(dtype)
@@ -112,6 +113,5 @@ def median_seconds(call: Call, device: str, seconds: float) -> float:
         return seconds_of(call) if clock is None else clock.milliseconds(call) / 1e3
 
     once()
-    budget = min(seconds, CPU_SECONDS) if clock is None else GPU_SECONDS
-    times = [once() for _ in range(runs_for(budget, once(), FEWEST_RUNS))]
-    return median(times[len(times) // 3 :])
+    runs = runs_for(min(seconds, SECONDS[device]), once(), FEWEST_RUNS)
+    return median(once() for _ in range(runs))

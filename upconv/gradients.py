@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ def kernels_seen(call: Call) -> str:
     Seen and not asked of the planner: a fallback at run time shows as well.
     """
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with silenced(), torch.profiler.profile(activities=activities) as profile:
+    with silenced(), torch.profiler.profile(activities=activities, acc_events=True) as profile:
         call()
     ours = [event for event in profile.events() or () if event.name.startswith("upconv::")]
     handed_on = [any(map(_is_convolution, _all_below(event))) for event in ours]
@@ -107,14 +107,20 @@ def _all_below(event: Any) -> Iterator[Any]:
 
 
 def limits(problem: Problem) -> dict[str, float]:
-    """The error that rounding explains, for each gradient by how many products it adds up."""
+    """The error that rounding explains, for each gradient by how many products it adds up.
+
+    In TF32 the sum adds to what the products lose, which `accuracy.limit` leaves out for the few
+    products of an output: over the 8.4 million of kb57's weight PyTorch is 1.9e-3 off on an H200.
+    """
     products = (
         problem.out_channels // problem.groups * prod(problem.kernel),
         problem.batch * prod(problem.in_size),
         problem.batch * prod(problem.out_size),
     )
+    tf32 = problem.tf32 and problem.dtype == "float32"
+    of_sums = 4 * torch.finfo(torch.float32).eps if tf32 else 0.0
     return {
-        name: accuracy.limit(problem, count)
+        name: accuracy.limit(problem, count) + of_sums * sqrt(count)
         for name, count in zip(_names(problem), products, strict=False)
     }
 

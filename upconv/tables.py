@@ -36,7 +36,8 @@ def layer_text(row: Row) -> str:
     return ", ".join(parts)
 
 
-def milliseconds(value: float) -> str:
+def digits(value: float) -> str:
+    """Three that matter."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -45,7 +46,7 @@ def time_text(row: Row, name: str, spread: bool = True) -> str:
     if name not in row.times:
         return "-"
     timing = row.times[name]
-    text = milliseconds(timing.median)
+    text = digits(timing.median)
     if spread:
         text += f" ±{(timing.high - timing.low) / 2 / timing.median:.0%}"
     return text
@@ -86,7 +87,7 @@ def speed_texts(row: Row) -> tuple[str, str]:
 def size_text(size: int | None) -> str:
     if size is None:
         return "-"
-    return f"{size / 2**20:.3g} MiB" if size else "0"
+    return f"{digits(size / 2**20)} MiB" if size else "0"
 
 
 def contenders_of(rows: list[Row]) -> list[str]:
@@ -144,8 +145,8 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     for change in comparison.changes:
         table.add_row(
             change.case,
-            milliseconds(change.old.median),
-            milliseconds(change.new.median) if change.new else "-",
+            digits(change.old.median),
+            digits(change.new.median) if change.new else "-",
             f"{change.ratio:.2f}" if change.ratio else "-",
             f"±{change.spread:.0%}",
             change.verdict,
