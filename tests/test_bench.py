@@ -123,6 +123,13 @@ def test_the_floor_is_in_the_row() -> None:
     assert tables.floor_text(measure(TINY, QUICK)) == "-"
 
 
+def test_the_commit_is_told_or_found() -> None:
+    assert bench.report([], replace(QUICK, commit="abc"))["environment"]["commit"] == "abc"
+    found = bench.report([], QUICK)["environment"]["commit"]
+    there = (Path(__file__).parent.parent / ".git").exists()
+    assert (found is not None) == there
+
+
 def test_kinds_do_not_mix() -> None:
     """The geometric mean is one of rows that compare: each kind has a table of its own."""
     problem = TINY.problem(tf32=True)

@@ -58,7 +58,7 @@ def test_a_gradient_of_another_shape_is_wrong() -> None:
 
 
 def test_limits_grow_with_what_is_added_up() -> None:
-    """Also in TF32, where PyTorch's own weight gradient is 1.9e-3 off after 8.4 million products."""
+    """Also in TF32: PyTorch's own weight gradient is 1.9e-3 off after 8.4 million products."""
     large = Problem.of(8, 64, 64, (1024, 1024), 3)
     for problem in (large, replace(large, tf32=True), replace(large, dtype="bfloat16")):
         found, fewer = limits(problem), limits(replace(problem, batch=1))

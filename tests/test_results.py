@@ -108,6 +108,7 @@ def test_a_file_of_an_older_version_is_not_gone_on_with() -> None:
         ("settings", "against", ["default"], r"against \['default'\] there"),
         ("environment", "torch", "1.0", "torch 1.0 there"),
         ("environment", "upconv", "0.0.1", "upconv 0.0.1 there"),
+        ("environment", "commit", "abc", "commit abc there"),
     ],
 )
 def test_other_conditions_are_refused_in_words(

@@ -195,6 +195,8 @@ class Settings:
     against: tuple[str, ...] = ("default",)
     """Ways of calling PyTorch, as `--against` names them."""
     direction: str = "forward"
+    commit: str | None = None
+    """Of what is measured, where git cannot tell: in a copy without its history."""
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
@@ -237,12 +239,13 @@ def commit() -> str | None:
     return done.stdout.strip()
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(settings: Settings) -> dict[str, Any]:
     """What a reader must know to compare two result files."""
+    device = settings.device
     machine = this_hardware(device)
     return {
         "upconv": __version__,
-        "commit": commit(),
+        "commit": settings.commit or commit(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device == "cuda" else None,
         "python": platform.python_version(),
@@ -266,7 +269,7 @@ def report(
     kinds = by_kind(rows)
     return {
         "schema": SCHEMA,
-        "environment": environment(settings.device) | {"load_before": round(load, 2)},
+        "environment": environment(settings) | {"load_before": round(load, 2)},
         "settings": shared,
         "machine_rates": {dtype: asdict(found) for dtype, found in (rates or {}).items()},
         "complete": complete,

@@ -115,7 +115,7 @@ def settings_of(options: argparse.Namespace) -> list[Settings]:
         torch.set_num_threads(options.threads)
     directions = DIRECTIONS if options.direction == "both" else (options.direction,)
     return [
-        Settings(device, dtype, layout, options.seconds, options.against, direction)
+        Settings(device, dtype, layout, options.seconds, options.against, direction, options.commit)
         for dtype, layout, direction in product(dtypes, options.layout, directions)
     ]
 

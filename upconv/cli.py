@@ -158,6 +158,9 @@ def add_bench_parser(commands: Any) -> None:
     files.add_argument(
         "--compare", metavar="OLD", help="show what got slower than in OLD; if any, exit code 1"
     )
+    files.add_argument(
+        "--commit", metavar="ID", help="what is measured, in a copy where git cannot tell"
+    )
     files.add_argument("--results", metavar="FILE", help="take FILE's results, measure nothing")
     bench.add_argument("--markdown", action="store_true", help="print the table as markdown")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")

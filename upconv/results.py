@@ -95,12 +95,12 @@ def conditions_then_and_now(
 ) -> list[tuple[str, object, object]]:
     """Name, value in the file and value now of all that must be equal to go on with a file."""
     # By way of JSON, which knows lists only.
-    now = json.loads(json.dumps({"settings": asdict(settings)} | environment(settings.device)))
+    now = json.loads(json.dumps({"settings": asdict(settings)} | environment(settings)))
     then = {"settings": results["settings"]} | results["environment"]
     found: list[tuple[str, object, object]] = []
     for name in ("device", "against"):
         found.append((name, then["settings"].get(name), now["settings"][name]))
-    for name in ("torch", "cuda", "upconv"):
+    for name in ("torch", "cuda", "upconv", "commit"):
         found.append((name, then.get(name), now[name]))
     for name in ("name", "threads", "isa"):
         found.append((f"hardware {name}", then["hardware"].get(name), now["hardware"][name]))

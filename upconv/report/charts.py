@@ -13,6 +13,8 @@ from .marks import Scale, attributes, line, mark, number, percent, swatch, text,
 
 BAR, GAP = 14, 4
 """Height of a bar and of the gap to the next, in pixels."""
+HEIGHTS = {"torch": "32%", "benchmark": "68%", "channels_last": "32%", "compile": "68%"}
+"""Of the peers' marks in a row, so that equal times are both seen; upconv's is in the middle."""
 
 
 def tagged(entry: Entry) -> str:
@@ -171,7 +173,9 @@ def floor_line(entry: Entry, scale: Scale, places: Sequence[float], names: Seque
     for name in [name for name in names if name in found]:
         words = f"{row.case}, {TITLES[name]}: {times(found[name])} the floor"
         hollow = name == "upconv" and row.by_pytorch
-        bits.append(mark(percent(scale(found[name])), "50%", name, words, hollow))
+        bits.append(
+            mark(percent(scale(found[name])), HEIGHTS.get(name, "50%"), name, words, hollow)
+        )
     said = "; ".join(f"{TITLES[name]} {times(value)} the floor" for name, value in found.items())
     return (
         f'<div class="line"{tagged(entry)}>{label(entry, times(found["upconv"]))}'
