@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= -n 2
 BIN := $(VENV)/bin
 CPP_FILES := $(shell find upconv/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test check pytest format bench-cpu readme-plot clean
+.PHONY: demo test check pytest format bench-cpu clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -34,15 +34,16 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
+# The plot of the README, from the committed results of the GPU; PLOT= names other files.
+.PHONY: readme-plot
+PLOT ?= $(wildcard benchmarks/results/h200-forward-*.json)
+readme-plot: $(VENV)/.test
+	$(BIN)/python benchmarks/readme_plot.py $(PLOT)
+
 # The CPU table of the README: measures every 2-D case, then writes the table.
 bench-cpu: $(VENV)/.test
 	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --out benchmarks/results/cpu-2threads.json
 	$(BIN)/python benchmarks/readme_table.py
-
-# The plot of the README, from the committed results of the GPU; PLOT= names other files.
-PLOT ?= $(wildcard benchmarks/results/h200-forward-*.json)
-readme-plot: $(VENV)/.test
-	$(BIN)/python benchmarks/readme_plot.py $(PLOT)
 
 # torch first and pinned: left to choose, pip takes the newest build with all its CUDA packages.
 # numpy because torch warns at its first use when there is none.
