@@ -104,6 +104,15 @@ def test_what_is_bad_is_said(made_up: Path) -> None:
     assert "channels_last was not timed (kb79_1d" in text
 
 
+def test_a_borrowed_gradient_is_said(tmp_path: Path) -> None:
+    results = made_up_results()
+    backward = [row for row in results["rows"] if row["direction"] == "backward"]
+    backward[0]["kernel"] = "sm90_wgmma_fprop + aten"
+    path = write_report([write(tmp_path / "a.json", results)], tmp_path / "a.html")
+    # Once in each of the two charts.
+    assert path.read_text().count("PyTorch’s operator for one gradient") == 2
+
+
 def test_files_of_older_versions_have_no_floor(tmp_path: Path) -> None:
     assert len(OLDER) >= 2
     page = write_report([*OLDER, RESULTS / "cpu-2threads.json"], tmp_path / "page.html")

@@ -113,6 +113,11 @@ class Row:
         """upconv's time is that of PyTorch's own operator."""
         return self.kernel == ATEN
 
+    @property
+    def partly_by_pytorch(self) -> bool:
+        """Backward: one of the gradients is PyTorch's."""
+        return not self.by_pytorch and ATEN in self.kernel.split(" + ")
+
     def speed_up(self, name: str) -> float | None:
         """How many times faster than that contender."""
         if name not in self.times or "upconv" not in self.times:

@@ -226,7 +226,9 @@ def show_results(rows: list[Row], results: dict[str, Any], as_markdown: bool) ->
     for line in [*tables.rates_lines(results), *tables.skipped_lines(rows)]:
         print(line)
     refused = {
-        f"{row.case}, {row.direction}": row.reason for row in rows if row.by_pytorch and row.reason
+        f"{row.case}, {row.direction}": row.reason
+        for row in rows
+        if (row.by_pytorch or row.partly_by_pytorch) and row.reason
     }
     for case, reason in refused.items():
         print(f"{case}: PyTorch's operator was taken: {reason}")

@@ -26,7 +26,11 @@ def tagged(entry: Entry) -> str:
 def label(entry: Entry, value: str = "") -> str:
     """Name, what the layer is, and the number that the chart shows."""
     row = entry.row
-    tag = '<span class="tag">PyTorch’s operator</span>' if row.by_pytorch else ""
+    words = "PyTorch’s operator"
+    if row.partly_by_pytorch:
+        words += " for one gradient"
+    borrowed = row.by_pytorch or row.partly_by_pytorch
+    tag = f'<span class="tag">{words}</span>' if borrowed else ""
     number_of_it = f'<span class="value">{value}</span>' if value else ""
     return (
         f'<div class="label"><span class="name">{escape(row.case)}</span>{number_of_it}'
