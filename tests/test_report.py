@@ -139,6 +139,23 @@ def test_the_later_file_counts(tmp_path: Path) -> None:
     )
 
 
+def test_a_case_at_two_batches_counts_twice(tmp_path: Path) -> None:
+    """The worst of a kind is the worst, whichever file it stands in."""
+    one, other = made_up_results(), made_up_results()
+    for results, factor in ((one, 0.5), (other, 1.0)):
+        results["rows"] = results["rows"][:1]
+        row = results["rows"][0]
+        row["problem"]["batch"] = int(64 * factor)
+        row["times"]["upconv"]["median"] /= factor
+    files = [write(tmp_path / "a.json", one), write(tmp_path / "b.json", other)]
+    text = write_report(files, tmp_path / "a.html").read_text()
+    ratios = [float(found) for found in re.findall(r'data-ratio="([\d.]+)"', text)]
+    assert len(ratios) == 2
+    summary = text[text.index("summary-caption") :]
+    assert f"<td>{times(min(ratios))} <small>kb69</small></td>" in summary
+    assert f"<strong>{times((ratios[0] * ratios[1]) ** 0.5)}</strong>" in summary
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

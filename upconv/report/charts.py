@@ -38,16 +38,14 @@ def label(entry: Entry, value: str = "") -> str:
     )
 
 
-def group_words(group: tuple[str, str, str, str], machines: int) -> str:
-    machine, dtype, layout, direction = group
-    words = f"{direction}, {dtype}, {layout}"
-    if machines > 1:
-        words += f" on {machine}"
-    return words[0].upper() + words[1:]
+def group_words(group: tuple[str, str, str, str]) -> str:
+    _, dtype, layout, direction = group
+    return f"{direction.capitalize()}, {dtype}, {layout}"
 
 
 def group_heading(group: tuple[str, str, str, str], machines: int) -> str:
-    return f'<h3 class="group-heading">{escape(group_words(group, machines))}</h3>'
+    words = group_words(group) + (f" on {group[0]}" if machines > 1 else "")
+    return f'<h3 class="group-heading">{escape(words)}</h3>'
 
 
 def grid_lines(positions: Sequence[float], unit: float) -> str:

@@ -136,8 +136,9 @@ def summaries(collection: Collection) -> str:
     for group, entries in collection.groups.items():
         names = ("machine", "dtype", "layout", "direction")
         choice = urlencode(dict(zip(names, group, strict=True)))
-        words = group_words(group, len(collection.values("machine")))
-        name = f'<a href="#{escape(choice)}">{escape(words)}</a>'
+        name = f'<a href="#{escape(choice)}">{escape(group_words(group))}</a>'
+        if len(collection.values("machine")) > 1:
+            name += f'<span class="machine">{escape(group[0])}</span>'
         rows.append(f'<tr><th scope="row">{name}</th>{summary_cells(entries)}</tr>')
     caption = (
         "Speed-up over the fastest way of calling PyTorch that was timed: geometric mean, worst. "
@@ -148,12 +149,12 @@ def summaries(collection: Collection) -> str:
 
 
 def summary_cells(entries: list[Entry]) -> str:
-    ratios = {entry.row.case: entry.row.ratio for entry in entries if entry.row.ratio}
-    mean = geometric_mean(list(ratios.values()))
+    # A list: a case can stand here twice, at two batches.
+    ratios = [(entry.row.ratio, entry.row.case) for entry in entries if entry.row.ratio]
+    mean = geometric_mean([ratio for ratio, _ in ratios])
     verdicts = [entry.verdict for entry in entries]
     counts = {name: verdicts.count(name) for name in ("faster", "even", "slower")}
-    worst = min(ratios, key=lambda case: ratios[case] or 0.0, default="")
-    worst_ratio = ratios.get(worst) or 0.0
+    worst_ratio, worst = min(ratios, default=(0.0, ""))
     wrong = verdicts.count("wrong")
     shown = [
         f"<strong>{times(mean)}</strong>" if mean else "–",
