@@ -136,10 +136,12 @@ def test_resume_measures_only_what_is_missing(
 
 def test_rows_of_another_kind_are_added_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    assert run(*LAYER, *QUICK, "--out", str(path)) == 0
+    assert run(*LAYER, *QUICK, "--out", str(path), "--commit", "abc") == 0
     more = ["--dtype", "float64,float32", "--direction", "both", "--layout", "channels_last"]
+    more += ["--commit", "def"]
     assert run(*LAYER, *QUICK, *more, "--out", str(path), "--resume") == 0
     results = read(path)
+    assert results["environment"]["commit"] == "abc and def"
     kinds = [(one["dtype"], one["layout"], one["direction"]) for one in results["summaries"]]
     assert kinds == [
         ("float32", "contiguous", "forward"),

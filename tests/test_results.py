@@ -15,7 +15,7 @@ from upconv import results, tables
 from upconv.bench import Row, Settings, Timing, report
 from upconv.cases import Case
 from upconv.floor import Rates
-from upconv.results import ResultsError, csv_text, holds, read_results, rows_to_keep, write_results
+from upconv.results import ResultsError, csv_text, holds, read_results, earlier, write_results
 
 ROOT = Path(__file__).parent.parent
 TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
@@ -83,22 +83,23 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def test_timed_rows_are_kept_and_others_not(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    assert rows_to_keep(path, SETTINGS) == ([], {})
+    assert earlier(path, SETTINGS) == ([], {}, None)
     good = row_of(TINY)
     failed = replace(good, case="failed", times={}, failure="RuntimeError: out of memory")
     rates = {"float32": Rates(1e12, 1e11)}
-    write_results(path, report([good, failed], SETTINGS, rates=rates))
-    assert rows_to_keep(path, SETTINGS) == ([good], rates)
+    told = replace(SETTINGS, commit="abc")
+    write_results(path, report([good, failed], told, rates=rates))
+    assert earlier(path, SETTINGS) == ([good], rates, "abc")
     # More or fewer seconds change how sure a time is, not what it means; other dtypes and
     # directions are other rows.
     for other in ({"seconds": 1.0}, {"dtype": "float64"}, {"direction": "backward"}):
-        assert rows_to_keep(path, replace(SETTINGS, **other)) == ([good], rates)
+        assert earlier(path, replace(SETTINGS, **other)) == ([good], rates, "abc")
 
 
 def test_a_file_of_an_older_version_is_not_gone_on_with() -> None:
     path = ROOT / "benchmarks/results/cpu-2threads.json"
     with pytest.raises(ResultsError, match=r"schema 1 of an older upconv.*another --out"):
-        rows_to_keep(path, SETTINGS)
+        earlier(path, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,6 @@ def test_a_file_of_an_older_version_is_not_gone_on_with() -> None:
         ("settings", "against", ["default"], r"against \['default'\] there"),
         ("environment", "torch", "1.0", "torch 1.0 there"),
         ("environment", "upconv", "0.0.1", "upconv 0.0.1 there"),
-        ("environment", "commit", "abc", "commit abc there"),
     ],
 )
 def test_other_conditions_are_refused_in_words(
@@ -119,7 +119,7 @@ def test_other_conditions_are_refused_in_words(
     written[part][name] = value
     write_results(path, written)
     with pytest.raises(ResultsError, match=f"cannot resume .*{words}.*or another --out"):
-        rows_to_keep(path, SETTINGS)
+        earlier(path, SETTINGS)
 
 
 def test_another_machine_is_refused(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
     written["environment"]["hardware"]["threads"] = 1000
     write_results(path, written)
     with pytest.raises(ResultsError, match="hardware threads 1000 there"):
-        rows_to_keep(path, SETTINGS)
+        earlier(path, SETTINGS)
 
 
 def test_a_case_is_known_by_its_sizes_too() -> None:

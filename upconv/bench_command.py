@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,12 @@ from .cli import (
 from .comparison import compare
 from .floor import Rates, measured_rates
 from .results import (
+    Earlier,
     csv_text,
+    earlier,
     holds,
     read_results,
     rows_of,
-    rows_to_keep,
     write_results,
     write_whole,
 )
@@ -141,7 +143,12 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """The results of this run, with what `--resume` found in the file; written to `--out`."""
     jobs = jobs_of(options)
     settings = jobs[0][1]
-    kept, rates = rows_to_keep(options.out, settings) if options.resume else ([], {})
+    kept, rates, commit = (
+        earlier(options.out, settings) if options.resume else Earlier([], {}, None)
+    )
+    now = settings.commit or bench.commit()
+    if kept and commit and now and commit != now:
+        settings = replace(settings, commit=f"{commit} and {now}")
     left = [(case, how) for case, how in jobs if not holds(kept, case, how)]
     if kept:
         print(f"{options.out} holds {len(kept)} rows; {len(left)} to measure", file=sys.stderr)

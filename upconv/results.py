@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import gradients
 from .bench import SCHEMA, Row, Settings, environment, problem_of
@@ -62,14 +62,24 @@ def write_results(path: str | Path, results: dict[str, Any]) -> None:
     write_whole(path, json.dumps(results, indent=1) + "\n")
 
 
-def rows_to_keep(path: str | Path, settings: Settings) -> tuple[list[Row], dict[str, Rates]]:
-    """What was measured before a stop: the rows that were timed, and the machine's rates.
+class Earlier(NamedTuple):
+    """What was measured before a stop."""
+
+    rows: list[Row]
+    """Those that were timed."""
+    rates: dict[str, Rates]
+    """The machine's, by dtype."""
+    commit: str | None
+
+
+def earlier(path: str | Path, settings: Settings) -> Earlier:
+    """What a file holds that a run can go on with; nothing where there is no file.
 
     ResultsError where the machine or the contenders differ: times of both in one file would not
     compare. Rows of another dtype, layout or direction do not stand in each other's way.
     """
     if not Path(path).exists():
-        return [], {}
+        return Earlier([], {}, None)
     results = read_results(path)
     if results["schema"] < SCHEMA:
         raise ResultsError(
@@ -87,7 +97,8 @@ def rows_to_keep(path: str | Path, settings: Settings) -> tuple[list[Row], dict[
             "Use the same settings as then, or another --out"
         )
     rates = {dtype: Rates(**found) for dtype, found in results["machine_rates"].items()}
-    return [row for row in rows_of(results) if row.times], rates
+    rows = [row for row in rows_of(results) if row.times]
+    return Earlier(rows, rates, results["environment"].get("commit"))
 
 
 def conditions_then_and_now(
@@ -100,7 +111,7 @@ def conditions_then_and_now(
     found: list[tuple[str, object, object]] = []
     for name in ("device", "against"):
         found.append((name, then["settings"].get(name), now["settings"][name]))
-    for name in ("torch", "cuda", "upconv", "commit"):
+    for name in ("torch", "cuda", "upconv"):
         found.append((name, then.get(name), now[name]))
     for name in ("name", "threads", "isa"):
         found.append((f"hardware {name}", then["hardware"].get(name), now["hardware"][name]))
