@@ -15,7 +15,7 @@ from upconv import results, tables
 from upconv.bench import Row, Settings, Timing, report
 from upconv.cases import Case
 from upconv.floor import Rates
-from upconv.results import ResultsError, csv_text, holds, read_results, earlier, write_results
+from upconv.results import ResultsError, csv_text, earlier, holds, read_results, write_results
 
 ROOT = Path(__file__).parent.parent
 TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
