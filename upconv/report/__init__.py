@@ -1,7 +1,7 @@
 """`upconv report`: result files of `upconv bench` as one page that needs nothing else.
 
 `entries` reads the files, `marks` and `charts` draw, `tables_html` and `page` write the HTML;
-`page.css` and `filters.js` are put into it as they are.
+`page.css`, `media.css` and `filters.js` are put into it as they are.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def page(collection: Collection) -> str:
-    style = (HERE / "page.css").read_text()
+    style = "\n".join((HERE / name).read_text() for name in ("page.css", "media.css"))
     script = (HERE / "filters.js").read_text()
     body = "".join(
         [
