@@ -26,13 +26,19 @@ check: $(VENV)/.test
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/mypy
 
-pytest: $(VENV)/.test
+pytest: $(VENV)/.test $(VENV)/.browser
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
+
+# The plot of the README, from the committed results of the GPU; PLOT= names other files.
+.PHONY: readme-plot
+PLOT ?= $(wildcard benchmarks/results/h200-forward-*.json)
+readme-plot: $(VENV)/.test
+	$(BIN)/python benchmarks/readme_plot.py $(PLOT)
 
 # The CPU table of the README: measures every 2-D case, then writes the table.
 bench-cpu: $(VENV)/.test
@@ -58,6 +64,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" -e '.[test]'
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	tools/install_browser.sh $(BIN)/python
 	touch $@
 
 clean:
