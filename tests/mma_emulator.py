@@ -16,7 +16,7 @@ import numpy as np
 HEADER = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "mma_params.h"
 KIND = (
     *("row_begin", "row_end", "phase_begin", "phase_end", "step_begin", "step_end"),
-    *("stage_begin", "stage_end", "taps", "prefill", "slice_tiles", "weights"),
+    *("stage_begin", "stage_end", "dense", "taps", "prefill", "slice_tiles", "weights"),
 )
 
 
@@ -161,6 +161,7 @@ def accumulate(
             assert stage["step_begin"] == expected
             assert stage["count"] * 16 <= plan.stage_bytes
             expected = stage["step_end"]
+            check_dense(plan, kind, stage)
             at = start + stage["first"] // plan.tile_vectors
             first = at
             for step in plan.step[stage["step_begin"] : stage["step_end"]]:
@@ -173,6 +174,15 @@ def accumulate(
             assert (at - first) * plan.tile_vectors == stage["count"]
         assert expected == kind["step_end"]
     return d
+
+
+def check_dense(plan: Plan, kind: dict[str, int], stage: dict[str, int]) -> None:
+    """What the kernel does without looking at the masks."""
+    if kind["dense"]:
+        assert kind["dense"] in (plan.warp_tiles, plan.warp_tiles // 2, plan.warp_tiles * 3 // 4)
+        warps = [((1 << kind["dense"]) - 1) << plan.warp_tiles * n for n in range(plan.warps_n)]
+        for step in plan.step[stage["step_begin"] : stage["step_end"]]:
+            assert step["tiles"] == sum(warps)
 
 
 def stage(plan: Plan, kind: dict[str, int], d: np.ndarray, bias: np.ndarray) -> np.ndarray:

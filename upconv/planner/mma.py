@@ -128,7 +128,8 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
     row_size = layout.chunk * tiling.channel_pitch
     lattice_z, lattice_y, lattice_x = work.lattices
     bare = len(work.columns) < len(lattice_x.firsts)
-    for kind, kind_steps in zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True):
+    every = zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True)
+    for number, (kind, kind_steps) in enumerate(every):
         for index, (z, y) in enumerate(kind.rows):
             base = index * row_size if kind.phases else -1
             row_fields += [lattice_z.firsts[z], lattice_y.firsts[y], base]
@@ -150,7 +151,8 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
         kind_fields += [
             *(rows, rows + len(kind.rows), phases, phases + len(kind.phases)),
             *(steps, steps + len(kind_steps), stages, stages + len(cuts)),
-            *(taps, int(bool(kind.phases) and bare), first, weights),
+            *(layout.dense(number, work.warp_tiles), taps),
+            *(int(bool(kind.phases) and bare), first, weights),
         ]
         rows += len(kind.rows)
         phases += len(kind.phases)

@@ -134,6 +134,15 @@ class Layout:
             tuple(kind.tiles(positions, self) for _, positions in kind.taps) for kind in self.kinds
         )
 
+    def dense(self, kind: int, warp_tiles: int) -> int:
+        """Tiles of every warp, if each step has the first ones of every warp and the kernel has a
+        loop for that number; else 0."""
+        for count in (warp_tiles, warp_tiles * 3 // 4, warp_tiles // 2):
+            mask = sum(((1 << count) - 1) << warp_tiles * n for n in range(self.warps_n))
+            if all(tiles == mask for tiles in self.masks[kind]):
+                return count if warp_tiles == 8 or count * 4 != warp_tiles * 3 else 0
+        return 0
+
     def steps(self, slice_blocks: int) -> list[list[tuple[tuple[int, int, int, int], int]]]:
         """[kind]: ((shift, block, shift, block), tiles) of one slice; block -1: nothing.
 

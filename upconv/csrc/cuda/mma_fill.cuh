@@ -41,7 +41,8 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
 //
 // An item is one slot, or, of 16-bit types whose channels are not contiguous, two neighbouring
 // pixels of a channel block: their channels are read 32 bits at a time where rows are aligned
-// (copy 1), else element by element.
+// (copy 1), else element by element. A chunk holds 4, 2 or 1 items a thread: `side` channel blocks
+// of the same pixel, so that one look into the tables serves them all, times as many pixels.
 template <typename Operand>
 struct MmaFill {
   using Element = typename Operand::Element;
@@ -53,6 +54,9 @@ struct MmaFill {
   const int64_t channel_step;  // elements from one channel to the next
   const int items;             // of one channel block
   const int chunk_items;       // of one thread in a chunk
+  const int side_shift;        // log2 of side
+  const int passes;            // over the channel blocks
+  const int chunks;            // of one slice
   uint32_t v[kMmaChunkWords];
 
   __device__ __forceinline__ MmaFill(const MmaParams& p, const MmaShared& shared,
@@ -64,16 +68,20 @@ struct MmaFill {
         items(p.tile_o * p.fill_z * p.fill_y * p.fill_x / (kWide || p.copy == 2 ? 1 : 2)),
         chunk_items(kWide || p.copy == 2 ? 4
                     : p.copy == 1        ? 2
-                                         : 1) {
+                                         : 1),
+        side_shift(log2_of(min(p.slice_blocks, chunk_items))),
+        passes((p.slice_blocks + (1 << side_shift) - 1) >> side_shift),
+        chunks(passes * ((items + pixels_each() - 1) / pixels_each())) {
     const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
     source += static_cast<int64_t>(unit.o) * p.groups * p.in_channels * area;
     source += unit.group * p.in_channels * channel_step;
   }
 
-  // Chunks of one slice.
-  __device__ __forceinline__ int chunks() const {
-    const int each = blockDim.x * chunk_items;
-    return (items * p.slice_blocks + each - 1) / each;
+  static __device__ __forceinline__ int log2_of(int count) { return count >= 4 ? 2 : count / 2; }
+
+  // Items of a channel block that one chunk covers.
+  __device__ __forceinline__ int pixels_each() const {
+    return (chunk_items >> side_shift) * blockDim.x;
   }
 
   static __device__ __forceinline__ uint32_t read32(const Element* at) {
@@ -83,67 +91,79 @@ struct MmaFill {
     return __ldg(reinterpret_cast<const unsigned short*>(at));
   }
 
+  // A chunk's place: its first item and its first channel block.
+  struct Place {
+    int item, block;
+  };
+  __device__ __forceinline__ Place place(int chunk) const {
+    const int part = passes == 1 ? chunk : chunk / passes;
+    return {part * pixels_each() + static_cast<int>(threadIdx.x), (chunk - part * passes)
+                                                                      << side_shift};
+  }
+
   __device__ __forceinline__ void read(int slice, int chunk) {
+    const Place first = place(chunk);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k >= chunk_items) break;
-      const int index = (chunk * chunk_items + k) * blockDim.x + threadIdx.x;
-      const int block = index / items, item = index - block * items;
-      if (block >= p.slice_blocks) break;
-      const int first = (slice * p.slice_blocks + block) * kE;
-      const int channels = p.in_channels - first;
-      const Element* from = source + first * channel_step;
+      const int item = first.item + (k >> side_shift) * blockDim.x;
+      const int block = first.block + (k & ((1 << side_shift) - 1));
+      if (block >= p.slice_blocks) continue;
+      const int channel = (slice * p.slice_blocks + block) * kE;
+      const Element* from = source + channel * channel_step;
+      const int channels = item < items ? p.in_channels - channel : 0;
+      const int at = min(item, items - 1);
       if (kWide || p.copy == 2) {
-        read_slot(k, from, shared.offsets[item], channels);
+        read_slot(k, from, shared.offsets[at], channels);
       } else if (p.copy == 1) {
-        read_pairs(k, from, shared.offsets[2 * item], channels);
+        read_pairs(k, from, shared.offsets[2 * at], channels);
       } else {
-        read_elements(from, shared.offsets[2 * item], shared.offsets[2 * item + 1], channels);
+        read_elements(from, shared.offsets[2 * at], shared.offsets[2 * at + 1], channels);
       }
     }
   }
 
   __device__ __forceinline__ void read_slot(int k, const Element* from, int offset, int channels) {
-    from += offset;
+    if (offset == kMmaOutside) channels = 0;
     if (p.copy == 2) {
       uint4 all = make_uint4(0, 0, 0, 0);
-      if (offset != kMmaOutside && channels > 0) all = __ldg(reinterpret_cast<const uint4*>(from));
+      if (channels > 0) all = __ldg(reinterpret_cast<const uint4*>(from + offset));
       v[4 * k] = all.x, v[4 * k + 1] = all.y, v[4 * k + 2] = all.z, v[4 * k + 3] = all.w;
     } else {
-      if (offset == kMmaOutside) channels = 0;
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        v[4 * k + c] = c < channels ? read32(from) : 0;
-        from += channel_step;
+        v[4 * k + c] = 0;
+        if (c < channels) v[4 * k + c] = read32(from + c * channel_step + offset);
       }
     }
   }
   __device__ __forceinline__ void read_pairs(int k, const Element* from, int offset, int channels) {
     if (offset == kMmaOutside) channels = 0;
-    from += offset;
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      v[(8 * k + c) % kMmaChunkWords] = c < channels ? read32(from) : 0;
-      from += channel_step;
+      uint32_t& word = v[(8 * k + c) % kMmaChunkWords];
+      word = 0;
+      if (c < channels) word = read32(from + c * channel_step + offset);
     }
   }
   __device__ __forceinline__ void read_elements(const Element* from, int one, int two,
                                                 int channels) {
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
-      v[c] = c < channels && one != kMmaOutside ? read16(from + one) : 0;
-      v[8 + c] = c < channels && two != kMmaOutside ? read16(from + two) : 0;
-      from += channel_step;
+      v[c] = v[8 + c] = 0;
+      if (c < channels && one != kMmaOutside) v[c] = read16(from + c * channel_step + one);
+      if (c < channels && two != kMmaOutside) v[8 + c] = read16(from + c * channel_step + two);
     }
   }
 
   __device__ __forceinline__ void put(uint32_t tile, int chunk) const {
+    const Place first = place(chunk);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       if (k >= chunk_items) break;
-      const int index = (chunk * chunk_items + k) * blockDim.x + threadIdx.x;
-      const int block = index / items, item = index - block * items;
-      if (block >= p.slice_blocks) break;
+      const int item = first.item + (k >> side_shift) * blockDim.x;
+      const int block = first.block + (k & ((1 << side_shift) - 1));
+      if (block >= p.slice_blocks || item >= items) continue;
       const uint32_t slots = tile + block * p.plane * 16;
       if (kWide || p.copy == 2) {
         mma_ptx::store_shared(

@@ -28,25 +28,24 @@ namespace upconv {
 
 // --- Main loop -------------------------------------------------------------------------------
 
-template <typename Operand>
-struct MmaFragment {
-  uint32_t a[kMmaFragments][4];
-  uint32_t b[Operand::kTiles][Operand::kWords];
-  uint32_t tiles;  // which of b are in use
-};
-
+// Only two warps share a scheduler, so that every instruction beside the products shows: the loops
+// below hold nothing that can be known before them.
 template <typename Operand>
 struct MmaLoop {
   static constexpr int kTiles = Operand::kTiles;
   static constexpr uint32_t kAll = (1u << kTiles) - 1;
   static constexpr int kTileBytes = kMmaTileBytes<Operand>;
+  using Pixels = uint32_t[kMmaFragments][4];
+  using Weights = uint32_t[kTiles][Operand::kWords];
+  using Accumulator = float[kMmaFragments][kTiles][4];
   const MmaParams& p;
   const MmaShared& shared;
   const MmaKind& kind;
   const int warp_n;
-  const bool upper;  // the lane gives addresses of the step's second half
-  const uint4* weights;
   const int stages;  // of one slice
+  const int tiles;   // kind.dense
+  const int half;    // bits to the step's slot that the lane gives addresses for
+  const unsigned char* weights;
   uint32_t pixel[kMmaFragments];
 
   __device__ __forceinline__ MmaLoop(const MmaParams& p, const MmaShared& shared,
@@ -55,10 +54,12 @@ struct MmaLoop {
         shared(shared),
         kind(p.kind[unit.kind]),
         warp_n(threadIdx.x / 32 / p.warps_m),
-        upper(threadIdx.x % 32 >= 16),
-        stages(kind.stage_end - kind.stage_begin) {
+        stages(kind.stage_end - kind.stage_begin),
+        tiles(kind.dense),
+        half(threadIdx.x % 32 < 16 ? 0 : 16) {
     const int64_t before = static_cast<int64_t>(unit.group) * p.chunks + unit.chunk;
-    weights = p.w + (kind.weights + before * p.slices * kind.slice_tiles) * (kTileBytes / 16);
+    weights = reinterpret_cast<const unsigned char*>(p.w) + threadIdx.x * 16 +
+              (kind.weights + before * p.slices * kind.slice_tiles) * kTileBytes;
     const int pixels = p.tile_o * p.tile_z * p.tile_y * p.tile_x;
     const int first = threadIdx.x / 32 % p.warps_m * kMmaWarpPixels + threadIdx.x % 16;
 #pragma unroll
@@ -66,132 +67,194 @@ struct MmaLoop {
       const int m = min(first + i * 16, pixels - 1);
       const int x = m % p.tile_x, row = m / p.tile_x;
       const int y = row % p.tile_y, z = row / p.tile_y % p.tile_z, o = row / p.tile_y / p.tile_z;
-      pixel[i] =
-          16 * (o * p.pitch_o + z * p.in_step_z * p.pitch_z + y * p.in_step_y * p.pitch_y + x);
+      const int slot = z * p.in_step_z * p.pitch_z + y * p.in_step_y * p.pitch_y + x;
+      pixel[i] = 16 * (o * p.pitch_o + slot);
     }
   }
 
-  // Starts the copy of stage `index`, counted over all slices, into its place in the ring.
-  __device__ __forceinline__ void fetch(int index) const {
-    const int slice = index / stages;
-    if (slice < p.slices) {
-      const MmaStage& stage = p.stage[kind.stage_begin + index - slice * stages];
-      const uint4* from = weights +
-                          static_cast<int64_t>(slice) * kind.slice_tiles * (kTileBytes / 16) +
-                          stage.first;
-      const uint32_t to = shared.ring + index % kMmaDepth * p.stage_bytes;
-      for (int i = threadIdx.x; i < stage.count; i += blockDim.x) {
-        mma_ptx::copy_async16(to + i * 16, from + i);
-      }
+  // Starts the copy of `count` vectors into a place of the ring.
+  __device__ __forceinline__ void fetch(const unsigned char* from, uint32_t to, int count) const {
+    const int jump = blockDim.x * 16;
+    to += threadIdx.x * 16;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += blockDim.x, from += jump, to += jump) {
+      mma_ptx::copy_async16(to, from);
     }
-    mma_ptx::copy_async_commit();
   }
 
-  // Operands of one step; moves `at` behind its weights.
-  __device__ __forceinline__ void load(MmaFragment<Operand>& to, uint32_t tile, int step,
-                                       uint32_t& at) const {
-    uint32_t record[2];
-    mma_ptx::load_shared(shared.steps + (step - kind.step_begin) * sizeof(MmaStep), record);
-    const uint32_t slot = upper ? record[0] >> 16 : record[0] & 0xffff;
+  // Pixels of one step; returns the tiles of its record.
+  __device__ __forceinline__ uint32_t load_pixels(Pixels& to, uint32_t tile,
+                                                  uint32_t record) const {
+    uint32_t words[2];
+    mma_ptx::load_shared(record, words);
+    const uint32_t slot = (words[0] >> half & 0xffff) * 16 + tile;
 #pragma unroll
-    for (int i = 0; i < kMmaFragments; ++i) {
-      mma_ptx::load_matrices(tile + pixel[i] + slot * 16, to.a[i]);
-    }
-    const int skip = warp_n * kTiles;
-    to.tiles = record[1] >> skip & kAll;
-    uint32_t from = at + __popc(record[1] & ((1u << skip) - 1)) * kTileBytes +
-                    threadIdx.x % 32 * (4 * Operand::kWords);
-    if (to.tiles == kAll) {
+    for (int i = 0; i < kMmaFragments; ++i) mma_ptx::load_matrices(slot + pixel[i], to[i]);
+    return words[1];
+  }
+
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void load_weights(Weights& to, uint32_t at) const {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) mma_ptx::load_shared(from + j * kTileBytes, to.b[j]);
-    } else {
+    for (int j = kFirst; j < kEnd; ++j) mma_ptx::load_shared(at + j * kTileBytes, to[j]);
+  }
+
+  // Products of the column tiles [kFirst, kEnd) for which `use(j)`.
+  template <int kFirst, int kEnd, typename Use>
+  __device__ __forceinline__ void multiply(Accumulator& d, const Pixels& a, const Pixels& tail,
+                                           const Weights& b, const Use& use) const {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        if (to.tiles >> j & 1) {
-          mma_ptx::load_shared(from, to.b[j]);
-          from += kTileBytes;
+    for (int j = kFirst; j < kEnd; ++j) {
+      if (use(j)) {
+#pragma unroll
+        for (int i = 0; i < kMmaFragments; ++i) {
+          if constexpr (Operand::kSplit) {
+            Operand::multiply(d[i][j], a[i], tail[i], b[j]);
+          } else {
+            Operand::multiply(d[i][j], a[i], b[j]);
+          }
         }
       }
     }
-    at += __popc(record[1]) * kTileBytes;
   }
 
-  __device__ __forceinline__ void multiply(float (&d)[kMmaFragments][kTiles][4],
-                                           MmaFragment<Operand>& f) const {
-    uint32_t tail[kMmaFragments][4];
+  __device__ __forceinline__ void split(Pixels& a, Pixels& tail) const {
     if constexpr (Operand::kSplit) {
 #pragma unroll
       for (int i = 0; i < kMmaFragments; ++i)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) Operand::split(f.a[i][k], f.a[i][k], tail[i][k]);
+        for (int k = 0; k < 4; ++k) Operand::split(a[i][k], a[i][k], tail[i][k]);
     }
-    const auto column = [&](int j) {
-#pragma unroll
-      for (int i = 0; i < kMmaFragments; ++i) {
-        if constexpr (Operand::kSplit) {
-          Operand::multiply(d[i][j], f.a[i], tail[i], f.b[j]);
-        } else {
-          Operand::multiply(d[i][j], f.a[i], f.b[j]);
-        }
-      }
-    };
-    if (f.tiles == kAll) {
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) column(j);
-    } else {
+  }
+
+  // One step whose tiles are the first kCount of every warp. The first half of its weights is in
+  // registers; the second half, the next step's pixels and then its first half of weights load
+  // while others multiply.
+  template <int kCount>
+  __device__ __forceinline__ void dense_step(Accumulator& d, Pixels& now, Pixels& next, Weights& b,
+                                             uint32_t tile, uint32_t record, uint32_t at,
+                                             int step_bytes, bool more) const {
+    constexpr int kMiddle = (kCount + 1) / 2;
+    const auto use = [](int) { return true; };
+    Pixels tail;
+    load_weights<kMiddle, kCount>(b, at);
+    split(now, tail);
+    if (more) load_pixels(next, tile, record + sizeof(MmaStep));
+    multiply<0, kMiddle>(d, now, tail, b, use);
+    if (more) load_weights<0, kMiddle>(b, at + step_bytes);
+    multiply<kMiddle, kCount>(d, now, tail, b, use);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void dense(Accumulator& d, uint32_t tile, uint32_t record, int count,
+                                        uint32_t at, int step_bytes) const {
+    Pixels even, odd;
+    Weights b;
+    load_pixels(even, tile, record);
+    load_weights<0, (kCount + 1) / 2>(b, at);
+#pragma unroll 1
+    for (; count > 1; count -= 2) {
+      dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, true);
+      record += sizeof(MmaStep);
+      at += step_bytes;
+      dense_step<kCount>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
+      record += sizeof(MmaStep);
+      at += step_bytes;
+    }
+    if (count) dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, false);
+  }
+
+  // Steps whose tiles differ; moves `at` behind their weights.
+  __device__ __forceinline__ void some(Accumulator& d, uint32_t tile, uint32_t record, int count,
+                                       uint32_t& at) const {
+    const int skip = warp_n * kTiles;
+    const uint32_t before = (1u << skip) - 1;
+    Pixels now, next, tail;
+    Weights b;
+    uint32_t all = load_pixels(now, tile, record);
+#pragma unroll 1
+    for (; count > 0; --count) {
+      const uint32_t mine = all >> skip;
+      uint32_t from = at + __popc(all & before) * kTileBytes;
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
-        if (f.tiles >> j & 1) column(j);
+        if (mine >> j & 1) {
+          mma_ptx::load_shared(from, b[j]);
+          from += kTileBytes;
+        }
       }
-    }
-  }
-
-  // Steps [begin, end), the operands of the next one loading while one multiplies.
-  __device__ __forceinline__ void steps(float (&d)[kMmaFragments][kTiles][4], uint32_t tile,
-                                        int begin, int end, uint32_t& at) const {
-    if (begin >= end) return;
-    MmaFragment<Operand> even, odd;
-    load(even, tile, begin, at);
-    for (int s = begin; s < end; s += 2) {
-      if (s + 1 < end) load(odd, tile, s + 1, at);
-      multiply(d, even);
-      if (s + 2 < end) load(even, tile, s + 2, at);
-      if (s + 1 < end) multiply(d, odd);
-    }
-  }
-
-  __device__ __forceinline__ void run(float (&d)[kMmaFragments][kTiles][4],
-                                      MmaFill<Operand>& fill) const {
+      at += __popc(all) * kTileBytes;
+      record += sizeof(MmaStep);
+      if (count > 1) all = load_pixels(next, tile, record);
+      split(now, tail);
+      multiply<0, kTiles>(d, now, tail, b, [&](int j) { return (mine >> j & 1) != 0; });
 #pragma unroll
-    for (int i = 0; i < kMmaDepth - 1; ++i) fetch(i);
-    const int chunks = fill.chunks();
-    for (int c = 0; c < chunks; ++c) {
+      for (int i = 0; i < kMmaFragments; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) now[i][k] = next[i][k];
+    }
+  }
+
+  // Steps [begin, begin + count) of the kind; `at` is this lane's place in their weights.
+  __device__ __forceinline__ void steps(Accumulator& d, uint32_t tile, int begin, int count,
+                                        uint32_t& at) const {
+    if (count <= 0) return;
+    const uint32_t record = shared.steps + begin * sizeof(MmaStep);
+    if (tiles == 0) return some(d, tile, record, count, at);
+    const int step_bytes = tiles * p.warps_n * kTileBytes;
+    const uint32_t mine = at + warp_n * tiles * kTileBytes;
+    at += count * step_bytes;
+    if (tiles == kTiles) return dense<kTiles>(d, tile, record, count, mine, step_bytes);
+    if constexpr (kTiles == 8) {
+      if (tiles == 6) return dense<6>(d, tile, record, count, mine, step_bytes);
+    }
+    dense<kTiles / 2>(d, tile, record, count, mine, step_bytes);
+  }
+
+  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill) const {
+    const uint32_t lane = threadIdx.x % 32 * (4 * Operand::kWords);
+    const int64_t slice_bytes = static_cast<int64_t>(kind.slice_tiles) * kTileBytes;
+    const unsigned char* ahead = weights;  // slice of the stage that is fetched next
+    int ahead_stage = 0, ahead_slice = 0, place = 0;
+    const auto fetch_next = [&](int to) {
+      if (ahead_slice < p.slices) {
+        const MmaStage& stage = p.stage[kind.stage_begin + ahead_stage];
+        fetch(ahead + stage.first * 16, shared.ring + to * p.stage_bytes, stage.count);
+        if (++ahead_stage == stages) ahead_stage = 0, ++ahead_slice, ahead += slice_bytes;
+      }
+      mma_ptx::copy_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kMmaDepth - 1; ++i) fetch_next(i);
+    for (int c = 0; c < fill.chunks; ++c) {
       fill.read(0, c);
       fill.put(shared.tile, c);
     }
     const uint32_t buffer = p.slice_blocks * p.plane * 16;
-    const int share = (chunks + stages - 1) / stages;  // chunks of one stage
-    int index = 0;
+    const int share = (fill.chunks + stages - 1) / stages;  // chunks of one stage
     for (int slice = 0; slice < p.slices; ++slice) {
-      const uint32_t tile = shared.tile + slice % 2 * buffer;
-      const uint32_t next = shared.tile + (slice + 1) % 2 * buffer;
-      const int left = slice + 1 < p.slices ? chunks : 0;
-      for (int s = 0; s < stages; ++s, ++index) {
+      const uint32_t tile = shared.tile + (slice & 1) * buffer;
+      const uint32_t next = shared.tile + (~slice & 1) * buffer;
+      const int left = slice + 1 < p.slices ? fill.chunks : 0;
+      for (int s = 0; s < stages; ++s) {
         mma_ptx::copy_async_wait<kMmaDepth - 2>();
         // The stage and, at the first of a slice, the tile are there; the last stage is spent.
         __syncthreads();
-        fetch(index + kMmaDepth - 1);
-        const MmaStage& stage = p.stage[kind.stage_begin + s];
-        uint32_t at = shared.ring + index % kMmaDepth * p.stage_bytes;
-        int step = stage.step_begin;
-        for (int c = 0; c < share; ++c) {
-          const int chunk = s * share + c;
+        fetch_next(place == 0 ? kMmaDepth - 1 : place - 1);
+        const MmaStage stage = p.stage[kind.stage_begin + s];
+        uint32_t at = shared.ring + place * p.stage_bytes + lane;
+        int step = stage.step_begin - kind.step_begin;
+        const int end = stage.step_end - kind.step_begin;
+        int chunk = s * share;
+#pragma unroll 1
+        for (int c = chunk < left ? share : 1; c > 0; --c, ++chunk) {
           if (chunk < left) fill.read(slice + 1, chunk);
-          const int end = step + (stage.step_end - step) / (share - c);
-          steps(d, tile, step, end, at);
-          step = end;
+          const int part = c == 1 ? end - step : (end - step) / c;
+          steps(d, tile, step, part, at);
+          step += part;
           if (chunk < left) fill.put(next, chunk);
         }
+        place = place + 1 == kMmaDepth ? 0 : place + 1;
       }
     }
     mma_ptx::copy_async_wait<0>();

@@ -24,7 +24,7 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
                        &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
-                       &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
+                       &kind.dense, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
       *field = take();
   }
   for (int i = 0; i < p.rows; ++i) {
@@ -71,7 +71,11 @@ cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cuda
   return cudaErrorInvalidConfiguration;
 }
 
-cudaError_t mma_fprop(const MmaParams& params, cudaStream_t stream) {
+cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
+  MmaParams params = planned;
+  // Inputs at odd storage offsets are read element by element.
+  const int alignment = params.copy == 2 ? 16 : params.copy == 1 ? 4 : 1;
+  if (reinterpret_cast<uintptr_t>(params.x) % alignment != 0) params.copy = 0;
 #define UPCONV_TRY(index, name) \
   if (params.operand == index) return mma_fprop_##name(params, stream);
   UPCONV_OPERANDS(UPCONV_TRY)

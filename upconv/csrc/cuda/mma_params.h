@@ -91,6 +91,7 @@ struct MmaKind {
   int phase_begin, phase_end;  // columns are these phases times the channels of the chunk
   int step_begin, step_end;    // steps of one slice
   int stage_begin, stage_end;
+  int dense;        // tiles of every warp if they are its first in each step, else 0
   int taps;         // first entry of its (shift, phase) table
   int prefill;      // 1: some width phase has no tap, its columns hold the bias
   int slice_tiles;  // weight tiles of one slice

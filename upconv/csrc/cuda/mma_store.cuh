@@ -113,35 +113,42 @@ struct MmaStore {
     return result.whole;
   }
 
-  // Staging memory -> output, `Vector` at a time. A warp takes a channel, row_lanes lanes a row.
+  // Staging memory -> output, `Vector` at a time: row_lanes lanes a row of the tile, a warp every
+  // few channels. The inner loop is nothing but loads, stores and two additions.
   template <typename Vector>
   __device__ __forceinline__ void copy_out() const {
     constexpr int kElements = sizeof(Vector) / sizeof(Element);
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+    const int shift = __ffs(p.row_lanes) - 1;
     const int first_x = unit.x * p.out_step_x;
     const int length = min(p.segment, p.out_w - first_x);
     const int64_t area = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
     const int64_t image = area * p.groups * p.out_channels;
+    const int64_t channel =
+        static_cast<int64_t>(unit.group) * p.out_channels + first_channel + warp;
+    Element* const to = static_cast<Element*>(p.y) + channel * area + first_x;
     for (int r = kind.row_begin; r < kind.row_end; ++r) {
-      const MmaRow& row = p.row[r];
-      for (int c = threadIdx.x / 32; c < channels; c += blockDim.x / 32) {
-        const int64_t channel =
-            static_cast<int64_t>(unit.group) * p.out_channels + first_channel + c;
-        Element* to = static_cast<Element*>(p.y) + channel * area + first_x;
-        const Element* from = staging + row.base + c * p.channel_pitch;
-        const Vector constant = repeated<Vector>(Operand::from_float(bias(c)));
-        for (int i = lane / p.row_lanes; i < tile_rows; i += 32 / p.row_lanes) {
-          const int o = shared.rows[i];
-          const int z = shared.rows[tile_rows + i] + row.first_z;
-          const int y = shared.rows[2 * tile_rows + i] + row.first_y;
-          if (o < 0 || z >= p.out_d || y >= p.out_h) continue;
-          Element* line = to + o * image + (static_cast<int64_t>(z) * p.out_h + y) * p.out_w;
-          for (int x = lane % p.row_lanes * kElements; x < length; x += p.row_lanes * kElements) {
-            Vector values = constant;
-            if (row.base >= 0) {
-              values = *reinterpret_cast<const Vector*>(from + i * p.segment + x);
+      const MmaRow row = p.row[r];
+      for (int i = lane >> shift; i < tile_rows; i += 32 >> shift) {
+        const int o = shared.rows[i];
+        const int z = shared.rows[tile_rows + i] + row.first_z;
+        const int y = shared.rows[2 * tile_rows + i] + row.first_y;
+        if (o < 0 || z >= p.out_d || y >= p.out_h) continue;
+        Element* const line = to + o * image + (static_cast<int64_t>(z) * p.out_h + y) * p.out_w;
+        for (int x = (lane & (p.row_lanes - 1)) * kElements; x < length;
+             x += p.row_lanes * kElements) {
+          Element* out = line + x;
+          if (row.base < 0) {
+            for (int c = warp; c < channels; c += warps, out += warps * area) {
+              *reinterpret_cast<Vector*>(out) = repeated<Vector>(Operand::from_float(bias(c)));
             }
-            *reinterpret_cast<Vector*>(line + x) = values;
+          } else {
+            const Element* from = staging + row.base + warp * p.channel_pitch + i * p.segment + x;
+            const int pitch = warps * p.channel_pitch;
+#pragma unroll 4
+            for (int c = warp; c < channels; c += warps, out += warps * area, from += pitch) {
+              *reinterpret_cast<Vector*>(out) = *reinterpret_cast<const Vector*>(from);
+            }
           }
         }
       }
