@@ -5,8 +5,11 @@ output to channels_last and back, and adds the bias in a pass of its own. The co
 takes 1.3 to 1.6 times what the arithmetic needs at stride 1, 2.0 and more at larger strides, and
 3.4 to 5.4 times in TF32 in two dimensions where the taps of neighbouring outputs overlap. The
 copies take 0.9 to 2.3 times the least traffic where arithmetic dominates, 3.2 to 8 times where
-memory does. On channels_last tensors it comes close to the floor. Where our own estimate is not
-below this one, PyTorch keeps the call: nobody is to get slower by installing upconv.
+memory does. In three dimensions the convolution takes 3.5 to 64 times what the arithmetic needs.
+Groups run on other kernels: 6 to 80 times the least traffic. Without TF32 it runs at 7 to 43
+TFLOP/s (11 at best in three dimensions), or at 108 where a transform serves. On channels_last
+tensors it comes close to the floor. Where our own estimate is not below this one, PyTorch keeps the
+call: nobody is to get slower by installing upconv.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from .problem import Problem
 
 TERAFLOPS = {"float64": 60.0, "float32": 421.0, "bfloat16": 805.0, "float16": 760.0}
 """Sustained matrix rates of an H200; float32 is TF32."""
+STRICT_TERAFLOPS = {1: 36.0, 2: 44.0, 3: 12.0}
+"""float32 without TF32, by the number of dimensions."""
+TRANSFORM_TERAFLOPS = 110.0
+"""The same where PyTorch can use a transform: stride 1, two dimensions, many output channels."""
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
 
@@ -28,7 +35,13 @@ def aten_microseconds(problem: Problem) -> float:
         return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
     outputs = problem.batch * problem.out_channels * prod(problem.out_size)
     bias_pass = 2 * outputs * problem.element_bytes if problem.bias else 0
-    if max(problem.stride) == 1:
+    if problem.dtype == "float32" and not problem.tf32:
+        return strict_microseconds(problem, memory) + CALL_MICROSECONDS
+    if problem.groups > 1:
+        share, traffic = 3.4, 4.0
+    elif problem.ndim == 3:
+        share, traffic = 3.4, 2.6
+    elif max(problem.stride) == 1:
         share, traffic = 1.35, 2.6
     else:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
@@ -36,6 +49,15 @@ def aten_microseconds(problem: Problem) -> float:
         traffic = 2.0 if arithmetic > 2 * memory else 3.2
     copies = traffic * memory + bias_pass / COPY_TERABYTES / 1e6
     return share * arithmetic + copies + CALL_MICROSECONDS
+
+
+def strict_microseconds(problem: Problem, memory: float) -> float:
+    """float32 that must not be rounded: mostly bound by arithmetic."""
+    rate = STRICT_TERAFLOPS[problem.ndim]
+    plain = max(problem.stride) == max(problem.dilation) == problem.groups == 1
+    if plain and problem.ndim == 2 and problem.out_channels >= 128:
+        rate = TRANSFORM_TERAFLOPS
+    return max(problem.flops / rate / 1e6, 3.0 * memory)
 
 
 def aten_note(problem: Problem) -> str:
