@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import mma_emulator as emulator
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, mma
+from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, mma, mma_cost
 from upconv.planner import mma_tiling as tiling_module
 from upconv.planner.lattice import Lattice
 
@@ -209,6 +210,23 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
         limit = getattr(tiling_module, f"MAX_{name.upper()}")
         assert emulator.header_constant(f"kMmaMax{name}") == limit
     assert emulator.header_constant("kMmaDepth") == tiling_module.DEPTH
+
+
+def test_the_cost_rule_is_what_the_measurements_give() -> None:
+    script = ROOT / "benchmarks" / "fit_mma.py"
+    namespace: dict[str, Any] = {"__name__": "fit", "__file__": str(script)}
+    exec(script.read_text(), namespace)
+    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    assert constants == pytest.approx(mma_cost.CYCLES, rel=0.01)
+    assert spread < 0.1
+
+
+def test_the_planner_takes_it_where_pytorch_is_slow_and_leaves_the_rest() -> None:
+    grouped = Problem.of(16, 32, 64, (128, 256), (3, 5), (2, 3), (1, 2), 0, (2, 1), 4, tf32=True)
+    solid = Problem.of(8, 48, 48, (64, 64, 64), 3, tf32=True)
+    small = Problem.of(1, 8, 8, (4, 4), 3, tf32=True)
+    assert [make_plan(p, H200).kernel for p in (grouped, solid)] == [mma.KERNEL] * 2
+    assert make_plan(small, H200).kernel == "aten"
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The mma.sync kernel's side of the planner: when it may serve, how it is tiled, what it is told.
 
 The kernel (csrc/cuda/mma_fprop.cuh) multiplies a box of input pixels, at one shift after the other,
-with the weights of up to 32 column tiles of 8; a column is a phase and an output channel. mma_columns.py
-turns lattices into
+with the weights of up to 32 column tiles of 8; a column is a phase and an output channel.
+mma_columns.py turns lattices into
 
     kinds   the (depth, height) phases that one block computes, each with all its width phases
     steps   one product each: two 16-byte channel blocks at a shift, and the column tiles that have
@@ -31,6 +31,7 @@ OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 LEAST_CHANNELS = 4
 FOLDS = (1, 2, 4)
 """Neighbouring outputs of a row that may count as phases, so that few channels fill the columns."""
+
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""

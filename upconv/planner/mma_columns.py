@@ -139,7 +139,7 @@ class Layout:
         loop for that number; else 0."""
         for count in (warp_tiles, warp_tiles * 3 // 4, warp_tiles // 2):
             mask = sum(((1 << count) - 1) << warp_tiles * n for n in range(self.warps_n))
-            if all(tiles == mask for tiles in self.masks[kind]):
+            if self.masks[kind] and all(tiles == mask for tiles in self.masks[kind]):
                 return count if warp_tiles == 8 or count * 4 != warp_tiles * 3 else 0
         return 0
 
@@ -213,9 +213,7 @@ def layouts(work: Work) -> Iterator[Layout]:
             yield Layout(tuple(kinds), chunk, chunks, phase_columns, warps_n)
 
 
-def stage_cuts(
-    work: Work, tiles: list[int], stage_bytes: int
-) -> list[tuple[int, int, int, int]]:
+def stage_cuts(work: Work, tiles: list[int], stage_bytes: int) -> list[tuple[int, int, int, int]]:
     """(first step, end, weight tiles before, weight tiles) of each stage."""
     most = stage_bytes // work.tile_bytes
     result = []

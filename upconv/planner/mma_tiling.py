@@ -8,11 +8,11 @@ that 8 consecutive points of the box fall into different banks wherever that cos
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from .mma_columns import Layout, Work, layouts, stage_cuts, up
+from .mma_columns import SPLIT, Layout, Work, layouts, stage_cuts, up
 from .mma_cost import CLOCK_MHZ, PACK_MICROSECONDS, BlockWork, problem_cycles
 from .problem import Hardware
 
@@ -24,7 +24,8 @@ DEPTH = 3
 WARP_PIXELS = 64
 MAX_WARPS = 8
 WARPS_M = (8, 4, 2, 1)
-STAGE_BYTES = 8192
+STAGE_BYTES = (16384, 8192)
+"""Weights of one stage, for one warp along the columns; twice that for more."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -67,6 +68,7 @@ class Tiling:
     box: Box
     warps_m: int
     slice_blocks: int
+    stage_bytes: int
     cycles: float
     block: BlockWork
 
@@ -77,10 +79,6 @@ class Tiling:
     @property
     def slices(self) -> int:
         return -(-self.work.blocks // self.slice_blocks)
-
-    @property
-    def stage_bytes(self) -> int:
-        return STAGE_BYTES * (2 if self.layout.warps_n > 1 else 1)
 
     @property
     def segment(self) -> int:
@@ -111,13 +109,9 @@ class Tiling:
         steps = max(len(kind) for kind in self.layout.steps(self.slice_blocks))
         ring_at = buffers * self.slice_blocks * self.box.slots * 16
         offsets_at = ring_at + DEPTH * self.stage_bytes
-        # The table of offsets is read four times the block's threads at a time.
-        whole = up(self.box.fills, 4 * 32 * self.warps_m * self.layout.warps_n)
-        positions_at = offsets_at + whole * 4
+        positions_at = offsets_at + self.box.fills * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
-        stages_at = steps_at + steps * 8
-        barriers_at = stages_at + MAX_STAGES * 8
-        main = barriers_at + DEPTH * 8
+        main = steps_at + steps * 8
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
         rows_at = up(staged * self.layout.chunk * self.channel_pitch * self.work.element_bytes, 16)
         return {
@@ -125,8 +119,6 @@ class Tiling:
             "offsets_at": offsets_at,
             "positions_at": positions_at,
             "steps_at": steps_at,
-            "stages_at": stages_at,
-            "barriers_at": barriers_at,
             "rows_at": rows_at,
             "shared_bytes": max(main, rows_at + 3 * 4 * self.box.rows),
         }
@@ -190,7 +182,8 @@ class Tiling:
             f" {self.work.lattices[2].in_step} neighbours folded into phases",
             f"{self.slices} slices of {self.slice_blocks} channel blocks,"
             f" {self.shared()['shared_bytes'] // 1024} KiB of shared memory",
-            f"most of the time goes to {self.block.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+            f"most of the time goes to {self.block.most};"
+            f" {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
 
@@ -336,35 +329,35 @@ def fits(tiling: Tiling, hardware: Hardware) -> bool:
     )
 
 
-def block_work(work: Work, layout: Layout, box: Box, warps_m: int, depth: int) -> BlockWork:
+def block_work(
+    work: Work, layout: Layout, box: Box, warps_m: int, depth: int, stage_bytes: int
+) -> BlockWork:
     """What a block has to do, averaged over the kinds."""
     slices = -(-work.blocks // depth)
-    steps = [len(kind) for kind in layout.steps(depth)]
-    tiles = [sum(mask.bit_count() for _, mask in kind) for kind in layout.steps(depth)]
     kinds = len(layout.kinds)
-    phases = sum(len(lattice.firsts) for lattice in work.lattices[:1])
-    del phases
-    outputs = (
-        box.points
-        * layout.chunk
-        * len(work.lattices[0].firsts)
-        * len(work.lattices[1].firsts)
-        * work.lattices[2].out_step
-    )
+    each = slices / kinds
+    masks = [[mask for _, mask in kind] for kind in layout.steps(depth)]
+    tiles = [sum(mask.bit_count() for mask in kind) for kind in masks]
+    dense = [bool(layout.dense(i, work.warp_tiles)) for i in range(kinds)]
+    mixed = sum(count for count, uniform in zip(tiles, dense, strict=True) if not uniform)
+    stages = sum(len(stage_cuts(work, kind, stage_bytes)) for kind in masks)
+    phases = len(work.lattices[0].firsts) * len(work.lattices[1].firsts)
+    span = work.lattices[2].out_step
+    outputs = box.points * layout.chunk * phases * span / kinds
     z, y, _ = work.lattices
     pitches = (box.pitches[0], box.pitches[1] * z.in_step, box.pitches[2] * y.in_step)
-    share = sum(1 for kind in layout.kinds if kind.phases) / kinds
-    reads = 4 if work.element_bytes == 4 else (4 if box.copy == 1 else 8)
+    warps = warps_m * layout.warps_n
+    times = 3 if work.operand == SPLIT else 1
+    products = each * sum(tiles) * warps_m * times
     return BlockWork(
-        products=slices * sum(tiles) / kinds * warps_m * (3 if work.warp_tiles == 4 else 1),
-        pixel_loads=slices * sum(steps) / kinds * warps_m * layout.warps_n
-        * conflicts(box.size, pitches),
-        weight_loads=slices * sum(tiles) / kinds * warps_m * work.tile_bytes / 128,
-        filled=slices * depth * box.fills * share,
-        reads=slices * depth * box.fills * reads / 32 * share,
-        stored=outputs / kinds * work.element_bytes,
-        runs=outputs / kinds / (box.size[3] * work.lattices[2].out_step),
-        weights=slices * sum(tiles) / kinds * work.tile_bytes,
+        products=products,
+        mixed=each * mixed * warps_m * times,
+        split=products if work.operand == SPLIT else 0.0,
+        pixel_loads=each * sum(map(len, masks)) * warps * conflicts(box.size, pitches),
+        filled=each * sum(map(bool, masks)) * depth * box.fills,
+        stages=(each * stages + 1) * warps,
+        stored=outputs * work.element_bytes,
+        runs=outputs / (box.size[3] * span),
     )
 
 
@@ -392,14 +385,23 @@ def tilings(works: list[Work], hardware: Hardware) -> Iterator[Tiling]:
 def timed(
     work: Work, layout: Layout, box: Box, warps_m: int, depth: int, hardware: Hardware
 ) -> Tiling:
-    block = block_work(work, layout, box, warps_m, depth)
-    tiling = Tiling(work, layout, box, warps_m, depth, 0.0, block)
-    blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
+    """The tiling with the cycles it should take; the larger stages where they cost no block."""
     warps = warps_m * layout.warps_n
-    shared = tiling.shared()["shared_bytes"]
-    resident = min((hardware.shared_memory + 1024) // (shared + 1024), MAX_WARPS // warps)
+    best: tuple[int, int, Tiling] | None = None
+    for stage_bytes in STAGE_BYTES:
+        bytes_each = stage_bytes * (2 if layout.warps_n > 1 else 1)
+        block = block_work(work, layout, box, warps_m, depth, bytes_each)
+        tiling = Tiling(work, layout, box, warps_m, depth, bytes_each, 0.0, block)
+        shared = tiling.shared()["shared_bytes"]
+        resident = min((hardware.shared_memory + 1024) // (shared + 1024), MAX_WARPS // warps)
+        if best is None or resident > best[0]:
+            best = (resident, shared, tiling)
+    assert best is not None
+    resident, _, tiling = best
+    blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     sizes = [lattice.size for lattice in work.lattices]
     traffic = work.in_channels * prod(work.in_size) + work.out_channels * prod(sizes)
     traffic *= work.batch * work.groups * work.element_bytes
-    cycles = problem_cycles(block, blocks, max(resident, 1), warps, traffic, hardware)
-    return Tiling(work, layout, box, warps_m, depth, cycles, block)
+    warps *= max(resident, 1)
+    cycles = problem_cycles(tiling.block, blocks, warps, traffic, hardware)
+    return replace(tiling, cycles=cycles)

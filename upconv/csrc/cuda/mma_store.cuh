@@ -97,16 +97,20 @@ struct MmaStore {
 
   template <typename Vector>
   static __device__ __forceinline__ Vector repeated(Element value) {
-    alignas(16) uint32_t words[4];
-    uint32_t word = 0;
+    union {
+      Vector whole;
+      unsigned short halves[sizeof(Vector) / 2];
+      uint32_t words[sizeof(Vector) / 4 + 1];
+    } result;
     if constexpr (sizeof(Element) == 2) {
-      word = static_cast<uint32_t>(reinterpret_cast<const unsigned short&>(value)) * 0x10001u;
-    } else {
-      word = __float_as_uint(value);
-    }
 #pragma unroll
-    for (uint32_t& each : words) each = word;
-    return *reinterpret_cast<const Vector*>(words);
+      for (unsigned short& half : result.halves) half = reinterpret_cast<unsigned short&>(value);
+    } else {
+#pragma unroll
+      for (int i = 0; i < static_cast<int>(sizeof(Vector) / 4); ++i)
+        result.words[i] = __float_as_uint(value);
+    }
+    return result.whole;
   }
 
   // Staging memory -> output, `Vector` at a time: row_lanes lanes a row of the tile, a warp every
