@@ -20,7 +20,13 @@ from .planner import ATEN, DIRECTIONS, Hardware, Plan, Problem, make_plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNEL_IDS = {ATEN: 0, "cpu_fprop": 1, "sm90_wgmma_fprop": 2, "sm90_wgmma_wgrad": 5}
+KERNEL_IDS = {
+    ATEN: 0,
+    "cpu_fprop": 1,
+    "sm90_wgmma_fprop": 2,
+    "mma_fprop": 3,
+    "sm90_wgmma_wgrad": 5,
+}
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KEY_HEADER = (

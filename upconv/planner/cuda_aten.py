@@ -1,12 +1,17 @@
 """How long PyTorch's own operator takes on a GPU: an estimate that rather flatters it.
 
-Measured on an H200 with torch 2.11 on 26 layers. On the contiguous layout cuDNN copies input and
-output to channels_last and back, and adds the bias in a pass of its own. The convolution itself
-takes 1.3 to 1.6 times what the arithmetic needs at stride 1, 2.0 and more at larger strides, and
-3.4 to 5.4 times in TF32 in two dimensions where the taps of neighbouring outputs overlap. The
-copies take 0.9 to 2.3 times the least traffic where arithmetic dominates, 3.2 to 8 times where
-memory does. On channels_last tensors it comes close to the floor. Where our own estimate is not
-below this one, PyTorch keeps the call: nobody is to get slower by installing upconv.
+Measured on an H200 with torch 2.11 on 26 layers; cudnn.benchmark made no difference to any of them
+on the contiguous layout. There cuDNN copies input and output to channels_last and back, and adds
+the bias in a pass of its own. The convolution itself takes 1.3 to 1.6 times what the arithmetic
+needs at stride 1, 2.0 and more at larger strides, and 3.4 to 5.4 times in TF32 in two dimensions
+where the taps of neighbouring outputs overlap. The copies take 0.9 to 2.3 times the least traffic
+where arithmetic dominates, 3.2 to 8 times where memory does. In three dimensions at stride 1 the
+convolution takes 15 to 64 times what the arithmetic needs in TF32, 8.5 to 10 times with 16-bit
+types; at stride 2 the call takes 5 to 16 times the least traffic. Groups of few channels run on
+other kernels: 28 to 80 times the least traffic in float32, 12 to 35 times with 16-bit types.
+Without TF32 it runs at 7 to 43 TFLOP/s (11 at best in three dimensions), or at 108 where a
+transform serves. On channels_last tensors it comes close to the floor. Where our own estimate is
+not below this one, PyTorch keeps the call: nobody is to get slower by installing upconv.
 """
 
 from __future__ import annotations
@@ -17,6 +22,10 @@ from .problem import Problem
 
 TERAFLOPS = {"float64": 60.0, "float32": 421.0, "bfloat16": 805.0, "float16": 760.0}
 """Sustained matrix rates of an H200; float32 is TF32."""
+STRICT_TERAFLOPS = {1: 36.0, 2: 44.0, 3: 12.0}
+"""float32 without TF32, by the number of dimensions."""
+TRANSFORM_TERAFLOPS = 110.0
+"""The same where PyTorch can use a transform: stride 1, two dimensions, many output channels."""
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
 
@@ -58,7 +67,14 @@ def aten_microseconds(problem: Problem) -> float:
         return gradient_microseconds(problem)
     outputs = problem.batch * problem.out_channels * prod(problem.out_size)
     bias_pass = 2 * outputs * problem.element_bytes if problem.bias else 0
-    if max(problem.stride) == 1:
+    if problem.dtype == "float32" and not problem.tf32:
+        return strict_microseconds(problem, memory) + CALL_MICROSECONDS
+    wide = problem.element_bytes == 4
+    if problem.groups > 1:
+        share, traffic = 3.4, grouped_traffic(problem)
+    elif problem.ndim == 3:
+        share, traffic = (12.0 if wide else 7.0) if max(problem.stride) == 1 else 3.4, 4.0
+    elif max(problem.stride) == 1:
         share, traffic = 1.35, 2.6
     else:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
@@ -66,6 +82,25 @@ def aten_microseconds(problem: Problem) -> float:
         traffic = 2.0 if arithmetic > 2 * memory else 3.2
     copies = traffic * memory + bias_pass / COPY_TERABYTES / 1e6
     return share * arithmetic + copies + CALL_MICROSECONDS
+
+
+def grouped_traffic(problem: Problem) -> float:
+    """How many times the least traffic a grouped call takes; many channels a group are unknown."""
+    most = max(problem.in_channels, problem.out_channels) // problem.groups
+    if most > 16:
+        return 4.0
+    return 15.0 if problem.element_bytes == 4 else 8.0
+
+
+def strict_microseconds(problem: Problem, memory: float) -> float:
+    """float32 that must not be rounded: mostly bound by arithmetic."""
+    if problem.groups > 1:
+        return max(problem.flops / TERAFLOPS["float32"] / 1e6, grouped_traffic(problem) * memory)
+    rate = STRICT_TERAFLOPS[problem.ndim]
+    plain = max(problem.stride) == max(problem.dilation) == problem.groups == 1
+    if plain and problem.ndim == 2 and problem.out_channels >= 128:
+        rate = TRANSFORM_TERAFLOPS
+    return max(problem.flops / rate / 1e6, 3.0 * memory)
 
 
 def aten_note(problem: Problem) -> str:

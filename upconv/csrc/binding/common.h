@@ -31,7 +31,13 @@ using at::Tensor;
 // The numbers that C++ and Python share (upconv/plans.py)
 
 enum DeviceKind : int64_t { kCpu = 0, kCuda = 1 };
-enum KernelId : int64_t { kAten = 0, kCpuFprop = 1, kSm90WgmmaFprop = 2, kSm90WgmmaWgrad = 5 };
+enum KernelId : int64_t {
+  kAten = 0,
+  kCpuFprop = 1,
+  kSm90WgmmaFprop = 2,
+  kMmaFprop = 3,
+  kSm90WgmmaWgrad = 5
+};
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 
 // Positions in a key. After the header come kKeyLists lists of one value per spatial dimension:

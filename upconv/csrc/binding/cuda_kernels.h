@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common.h"
+#include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
@@ -163,6 +164,46 @@ inline CudaKernel wgrad_kernel() {
 #endif
 
 // ------------------------------------------------------------------------------------------------
+// The mma.sync kernel
+
+inline CudaKernel::Prepared read_mma(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<MmaPlan>();
+  if (!read_mma_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const MmaParams& p = plan->params;
+  const int64_t taps = call.kernel[0] * call.kernel[1] * call.kernel[2];
+  const bool fits = p.batch == call.batch && p.channels_last == call.channels_last &&
+                    p.groups == call.groups && p.in_channels * call.groups == call.in_channels &&
+                    p.out_channels * call.groups == call.out_channels && p.in_d == call.in[0] &&
+                    p.in_h == call.in[1] && p.in_w == call.in[2] && p.out_d == call.out[0] &&
+                    p.out_h == call.out[1] && p.out_w == call.out[2] && p.weight_out == taps &&
+                    p.weight_in == taps * p.out_channels;
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline const MmaPlan& mma_plan(const void* plan) { return *static_cast<const MmaPlan*>(plan); }
+
+inline CudaKernel mma_kernel() {
+  return {kMmaFprop,
+          "the mma.sync kernel",
+          1,
+          read_mma,
+          [](const void* plan) { return mma_packed_bytes(mma_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return mma_pack(mma_plan(plan), weight, packed, stream);
+          },
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            MmaParams params = mma_plan(plan).params;
+            params.x = operands.input;
+            params.w = static_cast<const uint4*>(operands.weight);
+            params.bias = operands.bias;
+            params.y = operands.output;
+            return mma_fprop(params, stream);
+          }};
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // Every kernel of this library.
 inline const std::vector<CudaKernel>& cuda_kernels() {
@@ -171,6 +212,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       sm90_kernel(),
       wgrad_kernel(),
 #endif
+      mma_kernel(),
   };
   return kernels;
 }

@@ -1,0 +1,130 @@
+// Stands in for csrc/cuda/mma_ptx.cuh when the kernel runs on the CPU: the same wrappers.
+#pragma once
+
+#include "cuda_on_cpu.h"
+
+namespace upconv {
+
+inline unsigned char memory[232 << 10] __attribute__((aligned(128)));  // of one block
+constexpr uint32_t kSharedBase = 1024;
+
+namespace mma_ptx {
+
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - memory) + kSharedBase;
+}
+inline unsigned char* at(uint32_t address, uint32_t bytes) {
+  if (address < kSharedBase || address - kSharedBase + bytes > sizeof(memory))
+    cpu::fail("outside shared memory");
+  if (address % bytes) cpu::fail("misaligned shared memory");
+  return memory + (address - kSharedBase);
+}
+
+inline void copy_async16(uint32_t destination, const void* source) {
+  cpu::current->open.push_back({at(destination, 16), source, 16});
+}
+inline void copy_async_commit() {
+  cpu::current->groups.push_back(std::move(cpu::current->open));
+  cpu::current->open.clear();
+}
+template <int kPending>
+void copy_async_wait() {
+  auto& groups = cpu::current->groups;
+  while (static_cast<int>(groups.size()) > kPending) {
+    cpu::finish(groups.front());
+    groups.erase(groups.begin());
+  }
+}
+
+// A barrier keeps its phase in its own 8 bytes; its copies wait in a list beside it.
+inline std::vector<std::pair<uint32_t, cpu::Copy>> bulk_copies;
+inline uint64_t& barrier_phase(uint32_t barrier) {
+  return *reinterpret_cast<uint64_t*>(at(barrier, 8));
+}
+inline void barrier_init(uint32_t barrier, uint32_t) { barrier_phase(barrier) = 0; }
+inline void barrier_init_fence() {}
+inline uint32_t expected_bytes;
+inline void barrier_arrive_expect(uint32_t, uint32_t bytes) { expected_bytes = bytes; }
+inline void bulk_copy(uint32_t destination, const void* source, uint32_t bytes, uint32_t barrier) {
+  if (bytes != expected_bytes || bytes % 16 || reinterpret_cast<uintptr_t>(source) % 16)
+    cpu::fail("bulk copy of another size, or misaligned");
+  at(destination, 16);
+  at(destination + bytes - 16, 16);
+  bulk_copies.push_back({barrier, {at(destination, 16), source, bytes}});
+}
+inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+  if ((barrier_phase(barrier) & 1) != parity) return;  // that phase is over
+  for (size_t i = 0; i < bulk_copies.size(); ++i) {
+    if (bulk_copies[i].first != barrier) continue;
+    const cpu::Copy copy = bulk_copies[i].second;
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    bulk_copies.erase(bulk_copies.begin() + static_cast<long>(i));
+    ++barrier_phase(barrier);
+    return;
+  }
+  cpu::fail("waits for a copy that nobody started");
+}
+
+inline void store_shared(uint32_t address, uint4 v) { std::memcpy(at(address, 16), &v, 16); }
+inline void load_shared(uint32_t address, uint32_t (&v)[2]) { std::memcpy(v, at(address, 8), 8); }
+inline void load_shared(uint32_t address, uint32_t (&v)[4]) { std::memcpy(v, at(address, 16), 16); }
+
+inline void warp_wide(cpu::Deposit deposit, void (*act)(std::vector<cpu::Deposit>&)) {
+  const unsigned warp = threadIdx.x / 32;
+  cpu::deposits[warp][threadIdx.x % 32] = deposit;
+  cpu::meet(cpu::warps[warp], 32, [&] { act(cpu::deposits[warp]); });
+}
+
+inline void load_matrices(uint32_t address, uint32_t (&v)[4]) {
+  warp_wide({address, v, nullptr, nullptr, {}}, [](std::vector<cpu::Deposit>& lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int m = 0; m < 4; ++m)
+        std::memcpy(&lanes[lane].out[m], at(lanes[m * 8 + lane / 4].address, 16) + lane % 4 * 4, 4);
+  });
+}
+
+inline uint32_t round_to_tf32(uint32_t bits) {
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
+}
+
+inline float value(uint32_t bits, int) { return __uint_as_float(bits & 0xffffe000); }
+template <typename Number>
+float half_of(uint32_t word, int half) {
+  const unsigned short bits = static_cast<unsigned short>(word >> 16 * half);
+  Number number;
+  std::memcpy(&number, &bits, 2);
+  return static_cast<float>(number);
+}
+
+// kPer numbers a register; `read(word, which)` gives one. K index: register pair, lane % 4, which.
+template <int kPer, float (*read)(uint32_t, int)>
+void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  warp_wide({0, nullptr, d, a, {b0, b1}}, [](std::vector<cpu::Deposit>& lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4, column = lane % 4 * 2 + i % 2, lower = i / 2;
+        double sum = lanes[lane].d[i];
+        for (int half = 0; half < 2; ++half)
+          for (int t = 0; t < 4; ++t)
+            for (int e = 0; e < kPer; ++e)
+              sum += static_cast<double>(read(lanes[row * 4 + t].a[half * 2 + lower], e)) *
+                     read(lanes[column * 4 + t].b[half], e);
+        lanes[lane].d[i] = static_cast<float>(sum);
+      }
+  });
+}
+inline void mma_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<1, value>(d, a, b0, b1);
+}
+inline void mma_tf32_ordered(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<1, value>(d, a, b0, b1);
+}
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<2, half_of<__nv_bfloat16>>(d, a, b0, b1);
+}
+inline void mma_fp16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  multiply<2, half_of<__half>>(d, a, b0, b1);
+}
+
+}  // namespace mma_ptx
+}  // namespace upconv

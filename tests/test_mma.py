@@ -1,0 +1,192 @@
+"""The mma.sync kernel on a CUDA GPU, forced wherever it is legal, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import Phase, assume, given, settings
+from hypothesis import strategies as st
+
+import upconv
+from upconv import ops, plans
+
+pytestmark = pytest.mark.gpu
+
+MMA = "mma_fprop"
+OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
+THEIRS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+# Relative to the norm of the result: half a unit of the output's last place for 16-bit types, what
+# rounding both operands to TF32 leaves (2^-11 each, averaging out over the sum), and for strict
+# float32 the 22 bits of two TF32 numbers.
+LIMIT = {
+    (torch.float32, "tf32"): 5e-4,
+    (torch.float32, "ieee"): 1e-6,
+    (torch.bfloat16, "tf32"): 3e-3,
+    (torch.float16, "tf32"): 5e-4,
+}
+
+
+@pytest.fixture(autouse=True)
+def _ampere() -> Iterator[None]:
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("needs compute capability 8.0")
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    yield
+    conv.fp32_precision = before
+
+
+def error(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: object) -> float:
+    """Distance from a float64 reference, relative to its norm; infinite where y has a NaN."""
+    b, *parameters = rest
+    wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, w, b)]
+    expected = THEIRS[w.dim() - 3](*wide, *parameters)
+    assert y.shape == expected.shape
+    if not bool(torch.isfinite(y).all()):
+        return float("inf")
+    return float((y.double() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def poison(shape: torch.Size, dtype: torch.dtype) -> None:
+    """Leaves NaNs in the memory that the next allocation of this size will get."""
+    torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, object]:
+    ndim = draw(st.integers(1, 3))
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride, dilation = each(1, 4), each(1, 3)
+    groups = draw(st.sampled_from([1, 1, 2, 4]))
+    return {
+        "kind": draw(st.sampled_from(list(LIMIT))),
+        "batch": draw(st.integers(1, 5)),
+        "cin": groups * draw(st.integers(4, 100)),
+        "cout": draw(st.integers(4, 140)),
+        "size": each(1, (800, 50, 16)[ndim - 1]),
+        "kernel": each(1, 5),
+        "stride": stride,
+        "padding": each(0, 3),
+        "output_padding": tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        ),
+        "dilation": dilation,
+        "groups": groups,
+        "bias": draw(st.booleans()),
+        "layout": draw(st.sampled_from(["contiguous", "odd_offset", "strided", "expanded"])),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+def tensors(c: dict[str, object]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    torch.manual_seed(c["seed"])  # type: ignore[arg-type]
+    dtype, precision = c["kind"]  # type: ignore[misc]
+    torch.backends.cudnn.conv.fp32_precision = precision
+    shape = (c["batch"], c["cin"], *c["size"])  # type: ignore[misc]
+    x = torch.randn(shape, device="cuda").to(dtype)
+    if c["layout"] == "odd_offset":
+        x = torch.cat([x.flatten()[:1], x.flatten()])[1:].view(shape)
+    elif c["layout"] == "strided":
+        x = torch.stack([x, x], dim=-1)[..., 0]
+    elif c["layout"] == "expanded":
+        x = x[:1].expand(shape)
+    w = torch.randn(c["cin"], c["cout"], *c["kernel"], device="cuda").to(dtype)  # type: ignore
+    cout = c["cout"] * c["groups"]  # type: ignore[operator]
+    b = torch.randn(cout, device="cuda").to(dtype) if c["bias"] else None
+    return x, w, b
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(calls())
+def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
+    x, w, b = tensors(c)
+    rest = (c["stride"], c["padding"], c["output_padding"], c["groups"], c["dilation"])
+    ndim = w.dim() - 2
+    try:
+        shape = THEIRS[ndim - 1](x.to("meta"), w.to("meta"), None, *rest).shape  # type: ignore
+    except RuntimeError:
+        assume(False)
+    assume(min(shape) > 0)
+    assume(prod(shape) < 2**25)
+    with torch.no_grad(), ops.forced(MMA):
+        poison(shape, x.dtype)
+        y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
+        again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
+    assert torch.equal(y, again), "two runs differ"
+    assert error(y, x, w, b, *rest) <= LIMIT[c["kind"]]  # type: ignore[index]
+
+
+def test_the_forced_kernel_is_the_one_that_runs() -> None:
+    x = torch.randn(2, 24, 9, 10, 11, device="cuda")
+    w = torch.randn(24, 7, 3, 2, 4, device="cuda")
+    lists = [(2, 2, 2), (0, 0, 0), (0, 0, 0), (1, 1, 1)]
+    key = plans.key_of(3, x, w, None, lists, 3)
+    assert key is not None
+    with ops.forced(MMA):
+        assert plans.record(key)[0] == plans.KERNEL_IDS[MMA]
+
+
+@pytest.mark.parametrize("kind", list(LIMIT))
+def test_no_more_error_than_pytorch(kind: tuple[torch.dtype, str]) -> None:
+    dtype, precision = kind
+    torch.manual_seed(0)
+    torch.backends.cudnn.conv.fp32_precision = precision
+    x = torch.randn(4, 192, 40, 56, device="cuda").to(dtype)
+    w = torch.randn(192, 80, 5, 5, device="cuda").to(dtype)
+    with torch.no_grad(), ops.forced(MMA):
+        ours = error(upconv.conv_transpose2d(x, w, None, 2), x, w, None, 2)
+    theirs = error(F.conv_transpose2d(x, w, None, 2), x, w, None, 2)
+    assert ours <= (2.0 if precision == "ieee" else 1.1) * theirs
+
+
+def test_nothing_is_allocated_beside_output_and_packed_weight() -> None:
+    x = torch.randn(4, 64, 40, 57, device="cuda").flatten()[1:].narrow(0, 0, 4 * 64 * 40 * 56)
+    x = x.view(4, 64, 40, 56)  # on an odd address
+    w = torch.randn(64, 48, 4, 4, device="cuda")
+    with torch.no_grad(), ops.forced(MMA):
+        y = upconv.conv_transpose2d(x, w, None, 2, 1)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        upconv.conv_transpose2d(x, w, None, 2, 1)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= y.numel() * 4 + 3 * w.numel() * 4 + 65536
+
+
+def test_cuda_graph_replays_on_new_values() -> None:
+    x = torch.randn(2, 32, 12, 20, 16, device="cuda")
+    w = torch.randn(32, 16, 3, 3, 3, device="cuda")
+    with torch.no_grad(), ops.forced(MMA):
+        upconv.conv_transpose3d(x, w, None, 2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = upconv.conv_transpose3d(x, w, None, 2)
+        x.normal_()
+        w.mul_(0.5)
+        graph.replay()
+        torch.cuda.synchronize()
+    assert error(y, x, w, None, 2) <= LIMIT[torch.float32, "tf32"]
+
+
+def test_a_zero_batch_and_an_unbatched_input() -> None:
+    w = torch.randn(32, 16, 3, device="cuda")
+    x = torch.randn(32, 100, device="cuda")
+    with torch.no_grad(), ops.forced(MMA):
+        assert upconv.conv_transpose1d(x[None][:0], w).shape == (0, 16, 102)
+        y = upconv.conv_transpose1d(x, w)
+    assert error(y[None], x[None], w, None) <= LIMIT[torch.float32, "tf32"]
+
+
+def test_a_tensor_beyond_two_to_the_31_elements() -> None:
+    x = torch.randn(3, 8, 8192, 8192, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(8, 16, 1, 1, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), ops.forced(MMA):
+        y = upconv.conv_transpose2d(x, w)
+    assert y.numel() > 2**31
+    for part in (slice(0, 64), slice(-64, None)):
+        expected = torch.einsum("chw,co->ohw", x[-1, :, part].double(), w[:, :, 0, 0].double())
+        got = y[-1, :, part].double()
+        assert float((got - expected).norm() / expected.norm()) <= 3e-3

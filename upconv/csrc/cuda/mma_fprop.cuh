@@ -1,0 +1,347 @@
+// Transposed convolution on mma.sync: any GPU since compute capability 8.0, any groups, 1 to 3
+// dimensions, TF32, BF16, FP16, and float32 by three TF32 products. No scratch memory, no atomics.
+//
+// The idea. A tile of the input lies in shared memory as [channel block][pixel][16 bytes]. ldmatrix
+// takes the address of every row of an operand by itself, so that a box of pixels of any shape is
+// an operand, and every tap of every phase is the same tile at another offset. Pixels are the rows
+// of the product; its columns are phases times output channels, in tiles of 8. A step multiplies
+// the pixels at one shift with the weights of all columns that have a tap there; a bit mask says
+// which tiles these are, so that phases with different taps share the loads of their pixels and no
+// zeros are multiplied.
+//
+// Every warp does the same: 64 pixels times 64 columns (32 when float32 is split), which keeps the
+// shared-memory reads at one 128-byte wavefront for each mma of 6 cycles.
+//   weights  stream from L2 through a ring of kMmaDepth stages, packed in the order of their use
+//   input    the next slice of channels is read into registers in chunks, and put into the other
+//            tile buffer after the steps that hide the latency (mma_fill.cuh)
+//   output   goes through staging memory in whole rows (mma_store.cuh)
+// One __syncthreads a stage; stages are cut by the planner. Other blocks of the multiprocessor hide
+// a block's start and its stores.
+#pragma once
+
+#include "mma_fill.cuh"
+#include "mma_store.cuh"
+
+namespace upconv {
+
+// --- Main loop -------------------------------------------------------------------------------
+
+// Only two warps share a scheduler, so that every instruction beside the products shows: the loops
+// below hold nothing that can be known before them.
+template <typename Operand>
+struct MmaLoop {
+  static constexpr int kTiles = Operand::kTiles;
+  static constexpr uint32_t kAll = (1u << kTiles) - 1;
+  static constexpr int kTileBytes = kMmaTileBytes<Operand>;
+  using Pixels = uint32_t[kMmaFragments][4];
+  using Weights = uint32_t[kTiles][Operand::kWords];
+  using Accumulator = float[kMmaFragments][kTiles][4];
+  const MmaParams& p;
+  const MmaShared& shared;
+  const MmaKind& kind;
+  const int warp_n;
+  const int stages;  // of one slice
+  const int tiles;   // kind.dense
+  const int half;    // bits to the step's slot that the lane gives addresses for
+  const unsigned char* weights;
+  uint32_t pixel[kMmaFragments];
+
+  __device__ __forceinline__ MmaLoop(const MmaParams& p, const MmaShared& shared,
+                                     const MmaUnit& unit)
+      : p(p),
+        shared(shared),
+        kind(p.kind[unit.kind]),
+        warp_n(threadIdx.x / 32 / p.warps_m),
+        stages(kind.stage_end - kind.stage_begin),
+        tiles(kind.dense),
+        half(threadIdx.x % 32 < 16 ? 0 : 16) {
+    const int64_t before = static_cast<int64_t>(unit.group) * p.chunks + unit.chunk;
+    weights = reinterpret_cast<const unsigned char*>(p.w) + threadIdx.x * 16 +
+              (kind.weights + before * p.slices * kind.slice_tiles) * kTileBytes;
+    const int pixels = p.tile_o * p.tile_z * p.tile_y * p.tile_x;
+    const int first = threadIdx.x / 32 % p.warps_m * kMmaWarpPixels + threadIdx.x % 16;
+#pragma unroll
+    for (int i = 0; i < kMmaFragments; ++i) {
+      const int m = min(first + i * 16, pixels - 1);
+      const int x = m % p.tile_x, row = m / p.tile_x;
+      const int y = row % p.tile_y, z = row / p.tile_y % p.tile_z, o = row / p.tile_y / p.tile_z;
+      const int slot = z * p.in_step_z * p.pitch_z + y * p.in_step_y * p.pitch_y + x;
+      pixel[i] = 16 * (o * p.pitch_o + slot);
+    }
+  }
+
+  // Starts the copy of `count` vectors into a place of the ring.
+  __device__ __forceinline__ void fetch(const unsigned char* from, uint32_t to, int count) const {
+    const int jump = blockDim.x * 16;
+    to += threadIdx.x * 16;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count; i += blockDim.x, from += jump, to += jump) {
+      mma_ptx::copy_async16(to, from);
+    }
+  }
+
+  // Pixels of one step; returns the tiles of its record.
+  __device__ __forceinline__ uint32_t load_pixels(Pixels& to, uint32_t tile,
+                                                  uint32_t record) const {
+    uint32_t words[2];
+    mma_ptx::load_shared(record, words);
+    const uint32_t slot = (words[0] >> half & 0xffff) * 16 + tile;
+#pragma unroll
+    for (int i = 0; i < kMmaFragments; ++i) mma_ptx::load_matrices(slot + pixel[i], to[i]);
+    return words[1];
+  }
+
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void load_weights(Weights& to, uint32_t at) const {
+#pragma unroll
+    for (int j = kFirst; j < kEnd; ++j) mma_ptx::load_shared(at + j * kTileBytes, to[j]);
+  }
+
+  // Products of the column tiles [kFirst, kEnd) for which `use(j)`.
+  template <int kFirst, int kEnd, typename Use>
+  __device__ __forceinline__ void multiply(Accumulator& d, const Pixels& a, const Pixels& tail,
+                                           const Weights& b, const Use& use) const {
+#pragma unroll
+    for (int j = kFirst; j < kEnd; ++j) {
+      if (use(j)) {
+#pragma unroll
+        for (int i = 0; i < kMmaFragments; ++i) {
+          if constexpr (Operand::kSplit) {
+            Operand::multiply(d[i][j], a[i], tail[i], b[j]);
+          } else {
+            Operand::multiply(d[i][j], a[i], b[j]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void split(Pixels& a, Pixels& tail) const {
+    if constexpr (Operand::kSplit) {
+#pragma unroll
+      for (int i = 0; i < kMmaFragments; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) Operand::split(a[i][k], a[i][k], tail[i][k]);
+    }
+  }
+
+  // One step whose tiles are the first kCount of every warp. The first half of its weights is in
+  // registers; the second half, the next step's pixels and then its first half of weights load
+  // while others multiply.
+  template <int kCount>
+  __device__ __forceinline__ void dense_step(Accumulator& d, Pixels& now, Pixels& next, Weights& b,
+                                             uint32_t tile, uint32_t record, uint32_t at,
+                                             int step_bytes, bool more) const {
+    constexpr int kMiddle = (kCount + 1) / 2;
+    const auto use = [](int) { return true; };
+    Pixels tail;
+    load_weights<kMiddle, kCount>(b, at);
+    split(now, tail);
+    if (more) load_pixels(next, tile, record + sizeof(MmaStep));
+    multiply<0, kMiddle>(d, now, tail, b, use);
+    if (more) load_weights<0, kMiddle>(b, at + step_bytes);
+    multiply<kMiddle, kCount>(d, now, tail, b, use);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void dense(Accumulator& d, uint32_t tile, uint32_t record, int count,
+                                        uint32_t at, int step_bytes) const {
+    Pixels even, odd;
+    Weights b;
+    load_pixels(even, tile, record);
+    load_weights<0, (kCount + 1) / 2>(b, at);
+#pragma unroll 1
+    for (; count > 1; count -= 2) {
+      dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, true);
+      record += sizeof(MmaStep);
+      at += step_bytes;
+      dense_step<kCount>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
+      record += sizeof(MmaStep);
+      at += step_bytes;
+    }
+    if (count) dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, false);
+  }
+
+  // Steps whose tiles differ; moves `at` behind their weights.
+  __device__ __forceinline__ void some(Accumulator& d, uint32_t tile, uint32_t record, int count,
+                                       uint32_t& at) const {
+    const int skip = warp_n * kTiles;
+    const uint32_t before = (1u << skip) - 1;
+    Pixels now, next, tail;
+    Weights b;
+    uint32_t all = load_pixels(now, tile, record);
+#pragma unroll 1
+    for (; count > 0; --count) {
+      const uint32_t mine = all >> skip;
+      uint32_t from = at + __popc(all & before) * kTileBytes;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (mine >> j & 1) {
+          mma_ptx::load_shared(from, b[j]);
+          from += kTileBytes;
+        }
+      }
+      at += __popc(all) * kTileBytes;
+      record += sizeof(MmaStep);
+      if (count > 1) all = load_pixels(next, tile, record);
+      split(now, tail);
+      multiply<0, kTiles>(d, now, tail, b, [&](int j) { return (mine >> j & 1) != 0; });
+#pragma unroll
+      for (int i = 0; i < kMmaFragments; ++i)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) now[i][k] = next[i][k];
+    }
+  }
+
+  // Steps [begin, begin + count) of the kind; `at` is this lane's place in their weights.
+  __device__ __forceinline__ void steps(Accumulator& d, uint32_t tile, int begin, int count,
+                                        uint32_t& at) const {
+    if (count <= 0) return;
+    const uint32_t record = shared.steps + begin * sizeof(MmaStep);
+    if (tiles == 0) return some(d, tile, record, count, at);
+    const int step_bytes = tiles * p.warps_n * kTileBytes;
+    const uint32_t mine = at + warp_n * tiles * kTileBytes;
+    at += count * step_bytes;
+    if (tiles == kTiles) return dense<kTiles>(d, tile, record, count, mine, step_bytes);
+    if constexpr (kTiles == 8) {
+      if (tiles == 6) return dense<6>(d, tile, record, count, mine, step_bytes);
+    }
+    dense<kTiles / 2>(d, tile, record, count, mine, step_bytes);
+  }
+
+  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill) const {
+    const uint32_t lane = threadIdx.x % 32 * (4 * Operand::kWords);
+    const int64_t slice_bytes = static_cast<int64_t>(kind.slice_tiles) * kTileBytes;
+    const unsigned char* ahead = weights;  // slice of the stage that is fetched next
+    int ahead_stage = 0, ahead_slice = 0, place = 0;
+    const auto fetch_next = [&](int to) {
+      if (ahead_slice < p.slices) {
+        const MmaStage& stage = p.stage[kind.stage_begin + ahead_stage];
+        fetch(ahead + stage.first * 16, shared.ring + to * p.stage_bytes, stage.count);
+        if (++ahead_stage == stages) ahead_stage = 0, ++ahead_slice, ahead += slice_bytes;
+      }
+      mma_ptx::copy_async_commit();
+    };
+#pragma unroll
+    for (int i = 0; i < kMmaDepth - 1; ++i) fetch_next(i);
+    for (int c = 0; c < fill.chunks; ++c) {
+      fill.read(0, c);
+      fill.put(shared.tile, c);
+    }
+    const uint32_t buffer = p.slice_blocks * p.plane * 16;
+    const int share = (fill.chunks + stages - 1) / stages;  // chunks of one stage
+    for (int slice = 0; slice < p.slices; ++slice) {
+      const uint32_t tile = shared.tile + (slice & 1) * buffer;
+      const uint32_t next = shared.tile + (~slice & 1) * buffer;
+      const int left = slice + 1 < p.slices ? fill.chunks : 0;
+      for (int s = 0; s < stages; ++s) {
+        mma_ptx::copy_async_wait<kMmaDepth - 2>();
+        // The stage and, at the first of a slice, the tile are there; the last stage is spent.
+        __syncthreads();
+        fetch_next(place == 0 ? kMmaDepth - 1 : place - 1);
+        const MmaStage stage = p.stage[kind.stage_begin + s];
+        uint32_t at = shared.ring + place * p.stage_bytes + lane;
+        int step = stage.step_begin - kind.step_begin;
+        const int end = stage.step_end - kind.step_begin;
+        int chunk = s * share;
+#pragma unroll 1
+        for (int c = chunk < left ? share : 1; c > 0; --c, ++chunk) {
+          if (chunk < left) fill.read(slice + 1, chunk);
+          const int part = c == 1 ? end - step : (end - step) / c;
+          steps(d, tile, step, part, at);
+          step += part;
+          if (chunk < left) fill.put(next, chunk);
+        }
+        place = place + 1 == kMmaDepth ? 0 : place + 1;
+      }
+    }
+    mma_ptx::copy_async_wait<0>();
+  }
+};
+
+// --- The kernel ------------------------------------------------------------------------------
+
+template <typename Operand>
+__global__ void __launch_bounds__(kMmaMaxThreads, 1)
+    mma_fprop_kernel(const __grid_constant__ MmaParams p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  const MmaShared shared(p, memory);
+  const MmaUnit unit(p);
+  const MmaKind& kind = p.kind[unit.kind];
+  float d[kMmaFragments][Operand::kTiles][4];
+#pragma unroll
+  for (int i = 0; i < kMmaFragments; ++i)
+#pragma unroll
+    for (int j = 0; j < Operand::kTiles; ++j)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) d[i][j][k] = 0.f;
+  if (kind.step_end > kind.step_begin) {
+    list_pixels(p, unit, shared);
+    uint2* steps = reinterpret_cast<uint2*>(memory + p.steps_at);
+    for (int i = threadIdx.x; i < kind.step_end - kind.step_begin; i += blockDim.x) {
+      steps[i] = *reinterpret_cast<const uint2*>(&p.step[kind.step_begin + i]);
+    }
+    __syncthreads();
+    MmaFill<Operand> fill(p, shared, unit);
+    MmaLoop<Operand>(p, shared, unit).run(d, fill);
+    __syncthreads();
+  }
+  MmaStore<Operand>(p, shared, unit).run(d);
+}
+
+// --- Weight packing --------------------------------------------------------------------------
+
+// Weights -> [kind][group][chunk][slice][step][tile][lane][words], rounded or split, zero where a
+// column has no tap at the shift or a channel does not exist. A block packs one step of one chunk
+// and slice; a thread the words of one lane.
+template <typename Operand>
+__global__ void mma_pack_weights(const __grid_constant__ MmaParams p,
+                                 const __grid_constant__ MmaPack pack,
+                                 const typename Operand::Element* weight, uint32_t* packed) {
+  using Element = typename Operand::Element;
+  constexpr int kE = Operand::kChannels, kHalf = kE / 4;  // channels of a lane in half a step
+  int k = 0;
+  while (static_cast<int>(blockIdx.x) >= p.kind[k].step_end) ++k;
+  const MmaKind& kind = p.kind[k];
+  const MmaStep& step = p.step[blockIdx.x];
+  const MmaPack::Source& source = pack.source[blockIdx.x];
+  const int slice = blockIdx.y, group = blockIdx.z / p.chunks, chunk = blockIdx.z % p.chunks;
+  const int phases = kind.phase_end - kind.phase_begin;
+  const int64_t unit = static_cast<int64_t>(blockIdx.z) * p.slices + slice;
+  const int lane = threadIdx.x % 32;
+  const int tile = threadIdx.x / 32;  // of all column tiles
+  if (!(step.tiles >> tile & 1)) return;
+  const int column = tile * 8 + lane / 4;
+  const int phase = column / p.phase_columns, c = column - phase * p.phase_columns;
+  const int out = chunk * p.chunk + c;
+  const bool exists = phase < phases && c < p.chunk && out < p.out_channels;
+  alignas(16) Element values[2][kHalf];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int tap =
+        exists ? pack.tap[kind.taps + source.shift[h] * phases + min(phase, phases - 1)] : -1;
+#pragma unroll
+    for (int e = 0; e < kHalf; ++e) {
+      const int in = (slice * p.slice_blocks + source.block[h]) * kE + lane % 4 * kHalf + e;
+      const bool on = tap >= 0 && source.block[h] >= 0 && in < p.in_channels;
+      const int64_t at = static_cast<int64_t>(group) * p.weight_group +
+                         static_cast<int64_t>(in) * p.weight_in +
+                         static_cast<int64_t>(out) * p.weight_out + tap;
+      values[h][e] = on ? weight[at] : Operand::from_float(0.f);
+    }
+  }
+  const int before = source.first + __popc(step.tiles & ((1u << tile) - 1));
+  packed += (kind.weights + unit * kind.slice_tiles + before) * (kMmaTileBytes<Operand> / 4) +
+            lane * Operand::kWords;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t word = *reinterpret_cast<const uint32_t*>(values[h]);
+    if constexpr (Operand::kSplit) {
+      Operand::split(word, packed[h], packed[2 + h]);
+    } else {
+      packed[h] = Operand::prepare(word);
+    }
+  }
+}
+
+}  // namespace upconv

@@ -1,0 +1,86 @@
+// Plan integers -> MmaPlan, and the choice of the operand type.
+#include "mma_launch.h"
+
+namespace upconv {
+
+#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
+#define UPCONV_DECLARE(index, name)                             \
+  cudaError_t mma_fprop_##name(const MmaParams&, cudaStream_t); \
+  cudaError_t mma_pack_##name(const MmaPlan&, const void*, void*, cudaStream_t);
+UPCONV_OPERANDS(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+
+bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
+  MmaParams& p = plan->params;
+  int64_t at = 0;
+  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
+#define UPCONV_READ(name) p.name = take();
+  UPCONV_MMA_FIELDS(UPCONV_READ)
+#undef UPCONV_READ
+  if (p.kinds > kMmaMaxKinds || p.rows > kMmaMaxRows || p.phases > kMmaMaxPhases ||
+      p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
+    return false;
+  for (int i = 0; i < p.kinds; ++i) {
+    MmaKind& kind = p.kind[i];
+    for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
+                       &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
+                       &kind.dense, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
+      *field = take();
+  }
+  for (int i = 0; i < p.rows; ++i) {
+    p.row[i].first_z = static_cast<int16_t>(take());
+    p.row[i].first_y = static_cast<int16_t>(take());
+    p.row[i].base = take();
+  }
+  for (int i = 0; i < p.phases; ++i) p.phase_base[i] = take();
+  for (int i = 0; i < p.steps; ++i) {
+    MmaPack::Source& source = plan->pack.source[i];
+    for (uint16_t& offset : p.step[i].offset) offset = static_cast<uint16_t>(take());
+    p.step[i].tiles = static_cast<uint32_t>(take());
+    for (int16_t& shift : source.shift) shift = static_cast<int16_t>(take());
+    for (int8_t& block : source.block) block = static_cast<int8_t>(take());
+    source.first = static_cast<uint16_t>(take());
+  }
+  for (int i = 0; i < p.stages; ++i) {
+    p.stage[i].first = take();
+    p.stage[i].count = static_cast<uint16_t>(take());
+    p.stage[i].step_begin = static_cast<uint16_t>(take());
+    p.stage[i].step_end = static_cast<uint16_t>(take());
+  }
+  for (int i = 0; i < p.taps; ++i) plan->pack.tap[i] = static_cast<int16_t>(take());
+  return at == length;
+}
+
+int64_t mma_packed_bytes(const MmaPlan& plan) {
+  const MmaParams& p = plan.params;
+  const int tile_bytes = p.operand == 3 ? 512 : 256;
+  int64_t tiles = 1;  // a plan without taps still gets a pointer
+  for (int i = 0; i < p.kinds; ++i) {
+    const int64_t units = static_cast<int64_t>(p.groups) * p.chunks * p.slices;
+    const int64_t end = p.kind[i].weights + units * p.kind[i].slice_tiles;
+    if (end > tiles) tiles = end;
+  }
+  return tiles * tile_bytes;
+}
+
+cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.params.operand == index) return mma_pack_##name(plan, weight, packed, stream);
+  UPCONV_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
+  MmaParams params = planned;
+  // Inputs at odd storage offsets are read element by element.
+  const int alignment = params.copy == 2 ? 16 : params.copy == 1 ? 4 : 1;
+  if (reinterpret_cast<uintptr_t>(params.x) % alignment != 0) params.copy = 0;
+#define UPCONV_TRY(index, name) \
+  if (params.operand == index) return mma_fprop_##name(params, stream);
+  UPCONV_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv

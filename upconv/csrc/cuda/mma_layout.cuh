@@ -1,0 +1,141 @@
+// mma.sync kernel: operand types, shared memory, and the units of work. The idea and the pipeline
+// are told in mma_fprop.cuh.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "mma_params.h"
+#include "mma_ptx.cuh"
+
+namespace upconv {
+
+// --- Configuration ---------------------------------------------------------------------------
+
+constexpr int kMmaFragments = 4;                    // m16 fragments of a warp
+constexpr int kMmaWarpPixels = 16 * kMmaFragments;  // pixels of a warp
+constexpr int kMmaMaxThreads = 256;                 // 255 registers each, one or two blocks
+constexpr int kMmaChunkWords = 16;                  // registers of a thread for input on its way
+
+// An operand type: what a slot holds, how many column tiles of 8 a warp has, and how a fragment of
+// pixels meets a fragment of weights.
+struct MmaTf32 {
+  using Element = float;
+  static constexpr int kChannels = 4, kTiles = 8, kWords = 2;
+  static constexpr bool kSplit = false;
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
+    return mma_ptx::round_to_tf32(bits);
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+    mma_ptx::mma_tf32(d, a, b[0], b[1]);
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return v; }
+  static __device__ __forceinline__ Element from_float(float v) { return v; }
+};
+
+struct MmaBf16 {
+  using Element = __nv_bfloat16;
+  static constexpr int kChannels = 8, kTiles = 8, kWords = 2;
+  static constexpr bool kSplit = false;
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+    mma_ptx::mma_bf16(d, a, b[0], b[1]);
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return __bfloat162float(v); }
+  static __device__ __forceinline__ Element from_float(float v) { return __float2bfloat16(v); }
+};
+
+struct MmaFp16 {
+  using Element = __half;
+  static constexpr int kChannels = 8, kTiles = 8, kWords = 2;
+  static constexpr bool kSplit = false;
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
+                                                  const uint32_t (&b)[2]) {
+    mma_ptx::mma_fp16(d, a, b[0], b[1]);
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return __half2float(v); }
+  static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
+};
+
+// float32 as the sum of two TF32 numbers, 22 bits together; of the four products of two such sums
+// three count. Weights are split when they are packed, pixels in registers.
+struct MmaSplit {
+  using Element = float;
+  static constexpr int kChannels = 4, kTiles = 4, kWords = 4;
+  static constexpr bool kSplit = true;
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ void split(uint32_t bits, uint32_t& head, uint32_t& tail) {
+    head = mma_ptx::round_to_tf32(bits);
+    tail = mma_ptx::round_to_tf32(__float_as_uint(__uint_as_float(bits) - __uint_as_float(head)));
+  }
+  // The tensor core adds with truncation, whose errors pile up over a long sum: each step is summed
+  // by itself and added with rounding.
+  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&head)[4],
+                                                  const uint32_t (&tail)[4],
+                                                  const uint32_t (&b)[4]) {
+    float sum[4] = {0.f, 0.f, 0.f, 0.f};
+    mma_ptx::mma_tf32(sum, tail, b[0], b[1]);
+    mma_ptx::mma_tf32(sum, head, b[2], b[3]);
+    mma_ptx::mma_tf32(sum, head, b[0], b[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return v; }
+  static __device__ __forceinline__ Element from_float(float v) { return v; }
+};
+
+template <typename Operand>
+constexpr int kMmaTileBytes = 32 * 4 * Operand::kWords;  // weights of 8 columns in one step
+
+// --- Shared memory ---------------------------------------------------------------------------
+
+// Main loop: [tile, twice where there are several slices][weight ring][tables]. Epilogue, over the
+// same bytes: [staging][table of output rows].
+struct MmaShared {
+  unsigned char* memory;
+  uint32_t tile, ring, steps;
+  int* offsets;
+  uint16_t* positions;
+  int* rows;  // [3][rows of the tile]: image or -1, output plane and row of phase 0
+
+  __device__ __forceinline__ MmaShared(const MmaParams& p, unsigned char* memory)
+      : memory(memory),
+        tile(mma_ptx::shared_address(memory)),
+        ring(tile + p.ring_at),
+        steps(tile + p.steps_at),
+        offsets(reinterpret_cast<int*>(memory + p.offsets_at)),
+        positions(reinterpret_cast<uint16_t*>(memory + p.positions_at)),
+        rows(reinterpret_cast<int*>(memory + p.rows_at)) {}
+};
+
+// --- Units of work ---------------------------------------------------------------------------
+
+// One block: a tile of lattice points, a group, a chunk of its channels, a kind. Kinds and chunks
+// of the same tile follow each other, so that their input comes from L2.
+struct MmaUnit {
+  int o, z, y, x;  // first image, q plane, row and column
+  int group, chunk, kind;
+
+  __device__ __forceinline__ explicit MmaUnit(const MmaParams& p) {
+    int index = blockIdx.x;
+    kind = index % p.kinds;
+    index /= p.kinds;
+    chunk = index % p.chunks;
+    index /= p.chunks;
+    group = index % p.groups;
+    index /= p.groups;
+    x = index % p.tiles_x * p.tile_x;
+    index /= p.tiles_x;
+    y = index % p.tiles_y * p.tile_y;
+    index /= p.tiles_y;
+    z = index % p.tiles_z * p.tile_z;
+    o = index / p.tiles_z * p.tile_o;
+  }
+};
+
+}  // namespace upconv

@@ -1,0 +1,167 @@
+"""The mma.sync kernel's side of the planner: when it may serve, how it is tiled, what it is told.
+
+The kernel (csrc/cuda/mma_fprop.cuh) multiplies a box of input pixels, at one shift after the other,
+with the weights of up to 32 column tiles of 8; a column is a phase and an output channel.
+mma_columns.py turns lattices into
+
+    kinds   the (depth, height) phases that one block computes, each with all its width phases
+    steps   one product each: two 16-byte channel blocks at a shift, and the column tiles that have
+            a tap there
+    stages  runs of steps whose weights travel together
+
+mma_tiling.py chooses the box and the warps; `record` writes it all as the integers that
+csrc/cuda/mma_params.h reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from .candidate import Candidate, Refusal
+from .lattice import Lattice
+from .mma_columns import SPLIT, Work, stage_cuts
+from .mma_tiling import Tiling, best_tiling
+from .problem import Hardware, Problem
+
+KERNEL = "mma_fprop"
+
+OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+"""Operand type of the kernel, by dtype; float32 is rounded to TF32, or split where TF32 is off."""
+LEAST_CHANNELS = 4
+FOLDS = (1, 2, 4)
+"""Neighbouring outputs of a row that may count as phases, so that few channels fill the columns."""
+
+
+def legality(problem: Problem, hardware: Hardware) -> str | None:
+    """Why the kernel cannot serve, or None."""
+    if hardware.kind != "cuda":
+        return "needs a CUDA GPU"
+    if hardware.capability < (8, 0):
+        major, minor = hardware.capability
+        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
+    if problem.dtype not in OPERANDS:
+        return f"has no {problem.dtype} form"
+    if problem.channels_last:
+        return "covers the contiguous layout only"
+    for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
+        each = channels // problem.groups
+        if each < LEAST_CHANNELS:
+            return f"{each} {name}_channels a group: below {LEAST_CHANNELS}, the tiles stay empty"
+    if problem.batch == 0 or min(problem.out_size) <= 0:
+        return "nothing to compute"
+    if max(prod(problem.in_size), prod(problem.out_size)) >= 2**31:
+        return "an image of 2^31 pixels or more"
+    return None
+
+
+def solid(problem: Problem) -> Problem:
+    """Fewer dimensions as three, the leading ones of size 1."""
+    missing = 3 - problem.ndim
+    ones, zeros = (1,) * missing, (0,) * missing
+    return replace(
+        problem,
+        in_size=ones + problem.in_size,
+        kernel=ones + problem.kernel,
+        stride=ones + problem.stride,
+        padding=zeros + problem.padding,
+        output_padding=zeros + problem.output_padding,
+        dilation=ones + problem.dilation,
+    )
+
+
+def forward_works(problem: Problem) -> list[Work]:
+    """The forward pass, with one, two or four neighbouring outputs folded into phases."""
+    problem = solid(problem)
+    in_channels = problem.in_channels // problem.groups
+    out_channels = problem.out_channels // problem.groups
+    taps = prod(problem.kernel)
+    split = problem.dtype == "float32" and not problem.tf32
+    result = []
+    for fold in FOLDS:
+        if fold > 1 and (out_channels * fold * problem.stride[2] > 128 or problem.in_size[2] < 16):
+            continue
+        result.append(
+            Work(
+                lattices=(
+                    Lattice.of(problem, 0),
+                    Lattice.of(problem, 1),
+                    Lattice.of(problem, 2, fold),
+                ),
+                in_size=(problem.in_size[0], problem.in_size[1], problem.in_size[2]),
+                kernel=(problem.kernel[0], problem.kernel[1], problem.kernel[2]),
+                batch=problem.batch,
+                groups=problem.groups,
+                in_channels=in_channels,
+                out_channels=out_channels,
+                weight_in=out_channels * taps,
+                weight_out=taps,
+                weight_group=in_channels * out_channels * taps,
+                operand=SPLIT if split else OPERANDS[problem.dtype],
+                element_bytes=problem.element_bytes,
+                channels_last=problem.channels_last,
+            )
+        )
+    return result
+
+
+def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    reason = legality(problem, hardware)
+    if reason:
+        return Refusal(KERNEL, reason)
+    best = best_tiling(forward_works(problem), hardware)
+    if best is None:
+        return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
+    return Candidate(KERNEL, best.microseconds, record(best.work, best), best.notes())
+
+
+def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
+    """The plan as integers, in the order of csrc/cuda/mma_params.h."""
+    layout = tiling.layout
+    kind_fields: list[int] = []
+    row_fields: list[int] = []
+    phase_fields: list[int] = []
+    step_fields: list[int] = []
+    stage_fields: list[int] = []
+    tap_fields: list[int] = []
+    rows = phases = steps = stages = weights = 0
+    units = work.groups * layout.chunks * tiling.slices
+    row_size = layout.chunk * tiling.channel_pitch
+    lattice_z, lattice_y, lattice_x = work.lattices
+    bare = len(work.columns) < len(lattice_x.firsts)
+    every = zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True)
+    for number, (kind, kind_steps) in enumerate(every):
+        for index, (z, y) in enumerate(kind.rows):
+            base = index * row_size if kind.phases else -1
+            row_fields += [lattice_z.firsts[z], lattice_y.firsts[y], base]
+        phase_fields += [row * row_size + lattice_x.firsts[x] for row, x in kind.phases]
+        first = 0
+        for (shift0, block0, shift1, block1), tiles in kind_steps:
+            offsets = [
+                tiling.offset(kind.taps[shift][0], max(block, 0))
+                for shift, block in ((shift0, block0), (shift1, block1))
+            ]
+            step_fields += [*offsets, tiles, shift0, shift1, block0, block1, first]
+            first += tiles.bit_count()
+        cuts = stage_cuts(work, [tiles for _, tiles in kind_steps], tiling.stage_bytes)
+        vectors = work.tile_bytes // 16
+        for begin, end, before, count in cuts:
+            stage_fields += [before * vectors, count * vectors, steps + begin, steps + end]
+        taps = len(tap_fields)
+        tap_fields += [position for _, positions in kind.taps for position in positions]
+        kind_fields += [
+            *(rows, rows + len(kind.rows), phases, phases + len(kind.phases)),
+            *(steps, steps + len(kind_steps), stages, stages + len(cuts)),
+            *(layout.dense(number, work.warp_tiles), taps),
+            *(int(bool(kind.phases) and bare), first, weights),
+        ]
+        rows += len(kind.rows)
+        phases += len(kind.phases)
+        steps += len(kind_steps)
+        stages += len(cuts)
+        weights += units * first
+    fields = tiling.fields()
+    fields.update(kinds=len(layout.kinds), rows=rows, phases=phases)
+    fields.update(steps=steps, stages=stages, taps=len(tap_fields))
+    tables = kind_fields + row_fields + phase_fields + step_fields + stage_fields + tap_fields
+    return (*fields.values(), *tables)
