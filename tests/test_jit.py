@@ -339,6 +339,16 @@ def test_cuda_spec():
     assert spec.with_cuda == any(source.suffix == ".cu" for source in spec.sources)
 
 
+def test_only_hopper_gets_the_hopper_sources():
+    hopper, ampere = (jit.spec("cuda", capability=c) for c in ((9, 0), (8, 0)))
+    left_out = {source.name for source in hopper.sources} - {s.name for s in ampere.sources}
+    assert left_out
+    assert all(name.startswith("sm90_") for name in left_out)
+    assert not any(source.name.startswith("sm90_") for source in ampere.sources)
+    assert "-DUPCONV_SM90" in hopper.cflags
+    assert "-DUPCONV_SM90" not in ampere.cflags
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_sources_of_this_package(kind):
     spec = jit.spec(kind)

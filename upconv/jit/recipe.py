@@ -36,6 +36,10 @@ SOURCES = {
 _FOREIGN = {"cpu": ("cuda/", "binding/cuda_"), "cuda": ("cpu/", "binding/cpu_")}
 """What belongs to the other library only, and so does not enter the key."""
 
+_HOPPER_SOURCES = "cuda/sm90_"
+"""Sources with WGMMA in them, which compile for compute capability 9.0a alone: a machine with any
+other GPU gets the library without them, and a binding that leaves their plans to PyTorch."""
+
 _SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
 
 # torch's own flags carry no -O at all. The library is used through its registrations alone, so
@@ -136,6 +140,10 @@ def _capabilities() -> list[tuple[int, int]]:
     return sorted({torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())})
 
 
+def _below_csrc(file: Path) -> str:
+    return file.relative_to(CSRC).as_posix()
+
+
 def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
     """The build of "cpu" or "cuda" from this installation's csrc."""
     if kind not in KINDS:
@@ -144,16 +152,22 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     inputs = [
         file
         for file in sorted(CSRC.rglob("*"))
-        if file.suffix in _SUFFIXES
-        and not file.relative_to(CSRC).as_posix().startswith(_FOREIGN[kind])
+        if file.suffix in _SUFFIXES and not _below_csrc(file).startswith(_FOREIGN[kind])
     ]
     gencodes: list[str] = []
+    cflags = CFLAGS
     if kind == "cuda":
-        gencodes = [_gencode(c) for c in ([capability] if capability else _capabilities())]
+        capabilities = [capability] if capability else _capabilities()
+        gencodes = [_gencode(c) for c in capabilities]
+        if all(c == (9, 0) for c in capabilities):
+            cflags = (*CFLAGS, "-DUPCONV_SM90")
+        else:
+            sources = [f for f in sources if not _below_csrc(f).startswith(_HOPPER_SOURCES)]
     return BuildSpec(
         kind=kind,
         sources=tuple(sources),
         inputs=tuple(inputs),
+        cflags=cflags,
         cuda_cflags=(*CUDA_CFLAGS, *gencodes) if gencodes else (),
         include_paths=(CSRC,),
         arch=" ".join(gencodes),

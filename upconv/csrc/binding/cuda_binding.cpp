@@ -6,7 +6,7 @@
 #include <list>
 
 #include "common.h"
-#include "cuda/sm90_launch.h"
+#include "cuda_kernels.h"
 #include "tf32.h"
 
 namespace upconv {
@@ -17,31 +17,24 @@ PlanCache& plan_cache() {
   return cache;
 }
 
-// The plan as the kernel takes it, made once. A plan that speaks of other sizes than the tensors
-// have would have the kernel read or write outside them.
+// The kernel of a plan that this library holds; null where it was built without it.
+const CudaKernel* kernel_of(const PlanRecord& plan) {
+  for (const CudaKernel& kernel : cuda_kernels()) {
+    if (kernel.id == plan.kernel) return &kernel;
+  }
+  return nullptr;
+}
+
+// The plan as the kernel takes it, made once. A plan for a kernel that this library was not built
+// with (a library built for another GPU) is PyTorch's to serve.
 bool record_complete(const PlanKey& key, PlanRecord& plan) {
-  auto params = std::make_shared<Sm90Params>();
-  const std::vector<int64_t>& record = plan.params;
-  if (plan.kernel != kSm90WgmmaFprop) return false;
-  if (!read_sm90_plan(record.data(), static_cast<int64_t>(record.size()), params.get()))
-    return false;
-  const int ndim = static_cast<int>(key[kKeyNdim]);
-  const auto last = [&](int list, int back) -> int64_t {
-    return back < ndim ? key[kKeyHeader + list * ndim + ndim - 1 - back] : 1;
-  };
-  const auto out = [&](int back) {
-    return back >= ndim ? 1
-                        : (last(0, back) - 1) * last(2, back) - 2 * last(3, back) +
-                              last(5, back) * (last(1, back) - 1) + last(4, back) + 1;
-  };
-  const bool fits = ndim <= 2 && params->batch == key[kKeyBatch] &&
-                    params->channels_last == key[kKeyChannelsLast] && params->out_w == out(0) &&
-                    params->out_h == out(1) && params->in_channels == key[kKeyInChannels] &&
-                    params->out_channels == key[kKeyOutChannels] && key[kKeyGroups] == 1 &&
-                    params->in_w == last(0, 0) && params->in_h == last(0, 1) &&
-                    params->weight_out == last(1, 0) * last(1, 1);
-  plan.prepared = std::move(params);
-  return fits;
+  const CudaKernel* kernel = kernel_of(plan);
+  if (kernel == nullptr) {
+    plan.kernel = kAten;
+    return true;
+  }
+  plan.prepared = kernel->read(CallSizes(key), plan.params);
+  return plan.prepared != nullptr;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -120,17 +113,19 @@ bool capturing(cudaStream_t stream) {
 
 // The packed weight: from the table, or by one small kernel. While a CUDA graph is captured the
 // packing is part of the graph, which then never reads memory that the table may give up.
-Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const Sm90Params& params,
+Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const CudaKernel& kernel,
                      const PlanKey& key, cudaStream_t stream) {
+  if (kernel.pack == nullptr) return weight.contiguous();
   const bool frozen = !weight.requires_grad() && !weight.is_inference() && !capturing(stream);
   if (frozen) {
     if (Tensor found = packed_weights().find(weight, plan, stream); found.defined()) return found;
   }
   const Tensor dense = weight.contiguous();
-  Tensor packed = empty_cuda({sm90_packed_bytes(params)}, at::kByte, weight.device(),
-                             at::MemoryFormat::Contiguous);
-  check(sm90_pack(params, dense.const_data_ptr(), packed.mutable_data_ptr(), stream),
-        "packing the weights", key);
+  Tensor packed = empty_cuda({kernel.packed_bytes(plan->prepared.get())}, at::kByte,
+                             weight.device(), at::MemoryFormat::Contiguous);
+  check(
+      kernel.pack(plan->prepared.get(), dense.const_data_ptr(), packed.mutable_data_ptr(), stream),
+      "packing the weights", key);
   if (frozen) packed_weights().insert(weight, plan, stream, packed);
   return packed;
 }
@@ -144,33 +139,33 @@ int multiprocessors(int device) {
   return count;
 }
 
-// Dense in the layout that the plan reads, on the 16-byte boundary that its vector loads need.
-Tensor readable(const Tensor& tensor, at::MemoryFormat format) {
+// Dense in the layout that the plan reads, on the boundary that the kernel's vector loads need.
+Tensor readable(const Tensor& tensor, at::MemoryFormat format, int alignment) {
   Tensor dense = tensor.contiguous(format);
-  if (reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % 16 != 0) dense = dense.clone(format);
+  if (reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % alignment != 0) {
+    dense = dense.clone(format);
+  }
   return dense;
 }
 
 template <int N>
-Tensor run_sm90(const PlanKey& key, const PlanPointer& plan, const Call& call) {
+Tensor run_kernel(const CudaKernel& kernel, const PlanKey& key, const PlanPointer& plan,
+                  const Call& call) {
   const c10::cuda::CUDAGuard guard(call.input.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
-  const auto& planned = *static_cast<const Sm90Params*>(plan->prepared.get());
   const std::array<int64_t, N + 2> shape = output_shape<N>(key);
   const bool batched = call.input.dim() == N + 2;
-  const auto format =
-      key[kKeyChannelsLast] ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-  const Tensor x = readable(call.input, format);
+  const auto last = N == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+  const auto format = key[kKeyChannelsLast] ? last : at::MemoryFormat::Contiguous;
+  const Tensor x = readable(call.input, format, kernel.alignment);
   const Tensor b = call.has_bias() ? call.bias.contiguous() : Tensor();
-  const Tensor packed = packed_weight(call.weight, plan, planned, key, stream);
+  const Tensor w = packed_weight(call.weight, plan, kernel, key, stream);
   Tensor y = empty_cuda(at::IntArrayRef(shape).slice(batched ? 0 : 1), x.scalar_type(), x.device(),
                         format);
-  Sm90Params params = planned;
-  params.x = x.const_data_ptr();
-  params.w = static_cast<const uint4*>(packed.const_data_ptr());
-  params.bias = b.defined() ? b.const_data_ptr() : nullptr;
-  params.y = y.mutable_data_ptr();
-  check(sm90_fprop(params, multiprocessors(x.device().index()), stream), "the Hopper kernel", key);
+  const Operands operands{x.const_data_ptr(), w.const_data_ptr(),
+                          b.defined() ? b.const_data_ptr() : nullptr, y.mutable_data_ptr()};
+  check(kernel.launch(plan->prepared.get(), operands, multiprocessors(x.device().index()), stream),
+        kernel.name, key);
   return y;
 }
 
@@ -186,8 +181,8 @@ std::optional<Tensor> run(const Stack& stack) {
   const PlanPointer plan = plan_for(plan_cache(), key, stack, record_complete);
   // An unbatched input can only owe channels_last to its weight; PyTorch's answer is contiguous.
   const bool unbatched = call.input.dim() == N + 1;
-  if (plan->kernel != kSm90WgmmaFprop || (unbatched && key[kKeyChannelsLast])) return std::nullopt;
-  return run_sm90<N>(key, plan, call);
+  if (plan->kernel == kAten || (unbatched && key[kKeyChannelsLast])) return std::nullopt;
+  return run_kernel<N>(*kernel_of(*plan), key, plan, call);
 }
 
 void clear_plans() {

@@ -1,0 +1,122 @@
+// The GPU kernels as the binding sees them: one table row each, chosen by a plan's kernel number.
+//
+// To add a kernel: include its launch header, write its `read_...` (the planner's integers into the
+// kernel's own parameters, null where they do not fit the call), and add a row to cuda_kernels().
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common.h"
+#ifdef UPCONV_SM90
+#include "cuda/sm90_launch.h"
+#endif
+
+namespace upconv {
+
+// The sizes of a call, leading dimensions that it does not have as 1. A plan that speaks of other
+// sizes than the tensors have would have a kernel read or write outside them.
+struct CallSizes {
+  int64_t batch, in_channels, out_channels, groups;
+  int ndim;
+  bool channels_last;
+  int64_t in[3], out[3], kernel[3];  // depth, height, width
+
+  explicit CallSizes(const PlanKey& key)
+      : batch(key[kKeyBatch]),
+        in_channels(key[kKeyInChannels]),
+        out_channels(key[kKeyOutChannels]),
+        groups(key[kKeyGroups]),
+        ndim(static_cast<int>(key[kKeyNdim])),
+        channels_last(key[kKeyChannelsLast] != 0) {
+    for (int i = 0; i < 3; ++i) {
+      const int dimension = i - (3 - ndim);
+      const auto value = [&](int list) { return key[kKeyHeader + list * ndim + dimension]; };
+      in[i] = out[i] = kernel[i] = 1;
+      if (dimension < 0) continue;
+      in[i] = value(0);
+      kernel[i] = value(1);
+      out[i] = (in[i] - 1) * value(2) - 2 * value(3) + value(5) * (kernel[i] - 1) + value(4) + 1;
+    }
+  }
+};
+
+// Where the tensors of one launch lie; `weight` is packed where the kernel packs.
+struct Operands {
+  const void* input;
+  const void* weight;
+  const void* bias;  // null where there is none
+  void* output;
+};
+
+struct CudaKernel {
+  using Prepared = std::shared_ptr<const void>;
+
+  KernelId id;
+  const char* name;  // in error messages
+  int alignment;     // bytes: of the input's first element
+  Prepared (*read)(const CallSizes&, const std::vector<int64_t>& record);
+  // Both null for a kernel that reads the weight as PyTorch keeps it.
+  int64_t (*packed_bytes)(const void* plan);
+  cudaError_t (*pack)(const void* plan, const void* weight, void* packed, cudaStream_t);
+  cudaError_t (*launch)(const void* plan, const Operands&, int multiprocessors, cudaStream_t);
+};
+
+// ------------------------------------------------------------------------------------------------
+// The Hopper kernel
+
+#ifdef UPCONV_SM90
+inline CudaKernel::Prepared read_sm90(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<Sm90Params>();
+  if (!read_sm90_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const bool fits = call.ndim <= 2 && plan->batch == call.batch &&
+                    plan->channels_last == call.channels_last && plan->out_w == call.out[2] &&
+                    plan->out_h == call.out[1] && plan->in_channels == call.in_channels &&
+                    plan->out_channels == call.out_channels && call.groups == 1 &&
+                    plan->in_w == call.in[2] && plan->in_h == call.in[1] &&
+                    plan->weight_out == call.kernel[1] * call.kernel[2];
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline const Sm90Params& sm90_plan(const void* plan) {
+  return *static_cast<const Sm90Params*>(plan);
+}
+
+inline CudaKernel sm90_kernel() {
+  return {kSm90WgmmaFprop,
+          "the Hopper kernel",
+          16,
+          read_sm90,
+          [](const void* plan) { return sm90_packed_bytes(sm90_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return sm90_pack(sm90_plan(plan), weight, packed, stream);
+          },
+          [](const void* plan, const Operands& operands, int multiprocessors, cudaStream_t stream) {
+            Sm90Params params = sm90_plan(plan);
+            params.x = operands.input;
+            params.w = static_cast<const uint4*>(operands.weight);
+            params.bias = operands.bias;
+            params.y = operands.output;
+            return sm90_fprop(params, multiprocessors, stream);
+          }};
+}
+#endif
+
+// ------------------------------------------------------------------------------------------------
+
+// Every kernel of this library.
+inline const std::vector<CudaKernel>& cuda_kernels() {
+  static const std::vector<CudaKernel> kernels = {
+#ifdef UPCONV_SM90
+      sm90_kernel(),
+#endif
+  };
+  return kernels;
+}
+
+}  // namespace upconv
