@@ -20,7 +20,7 @@ from .planner import ATEN, Hardware, Plan, Problem, make_plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNEL_IDS = {ATEN: 0, "cpu_fprop": 1, "sm90_wgmma_fprop": 2}
+KERNEL_IDS = {ATEN: 0, "cpu_fprop": 1, "sm90_wgmma_fprop": 2, "direct_fprop": 4}
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KEY_HEADER = (

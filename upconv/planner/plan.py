@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from . import cpu, cuda_aten, sm90
+from . import cpu, cuda_aten, direct, sm90
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import Hardware, Problem
 
-KERNELS = {cpu.KERNEL: cpu.consider, sm90.KERNEL: sm90.consider}
+KERNELS = {
+    cpu.KERNEL: cpu.consider,
+    sm90.KERNEL: sm90.consider,
+    direct.KERNEL: direct.consider,
+}
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
 MARGIN = {"cpu": 1.05, "cuda": 1.15}

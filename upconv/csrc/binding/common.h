@@ -31,7 +31,7 @@ using at::Tensor;
 // The numbers that C++ and Python share (upconv/plans.py)
 
 enum DeviceKind : int64_t { kCpu = 0, kCuda = 1 };
-enum KernelId : int64_t { kAten = 0, kCpuFprop = 1, kSm90WgmmaFprop = 2 };
+enum KernelId : int64_t { kAten = 0, kCpuFprop = 1, kSm90WgmmaFprop = 2, kDirectFprop = 4 };
 
 // Positions in a key. After the header come kKeyLists lists of one value per spatial dimension:
 // in_size, kernel, stride, padding, output_padding, dilation.

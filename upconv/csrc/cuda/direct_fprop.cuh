@@ -1,0 +1,354 @@
+// Transposed convolution on the CUDA cores, for what tensor cores do not serve well: depthwise
+// layers, few channels, one output channel, float64, strict float32 of small layers.
+//
+// The idea. Read by points instead of by outputs, a transposed convolution is a small matrix
+// product: at every point q, all phases of all output channels ("rows") are sums over the same few
+// inputs around q. A thread holds kRows x kPoints sums: rows that share their inputs, and points
+// that share their weights. Width phases are neighbouring rows, so that the outputs of neighbouring
+// points follow each other in memory.
+//
+// A block of 4 warps takes a tile of points and up to 4 sets of rows:
+//   fill      inputs of a few channels, converted to the type of the sums, zero outside the image;
+//             weights of the same channels as [set of rows][channel][offset][row]
+//   multiply  for each channel and offset: kPoints inputs (neighbouring lanes read neighbouring
+//             words) and kRows weights (all lanes read the same) give kRows x kPoints products
+//   store     the sums lie down in the memory of the tile in the order of the output, and leave as
+//             whole sectors
+// Tile rows follow each other with their margins, so that points are numbered straight through and
+// every tap is one offset; points that fall on margins are computed and not stored. Blocks that
+// share a multiprocessor hide each other's fill and stores; nothing is pipelined within one.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "direct_params.h"
+
+namespace upconv {
+
+// --- Numbers ---------------------------------------------------------------------------------
+
+// Sums are kept in float, those of float64 tensors in double.
+template <typename T>
+using Sum = std::conditional_t<sizeof(T) == 8, double, float>;
+
+template <typename Acc, typename T>
+__device__ __forceinline__ Acc widen(T value) {
+  if constexpr (sizeof(T) == 2) {
+    return static_cast<float>(value);
+  } else {
+    return value;
+  }
+}
+
+template <typename T, typename Acc>
+__device__ __forceinline__ T narrow(Acc value) {
+  return T(value);
+}
+
+// n / d with 1 / d at hand: exact for 0 <= n < 2^22, as half a unit outweighs both roundings.
+__device__ __forceinline__ int divide(int n, float reciprocal) {
+  return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal);
+}
+
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount) Vector {
+  T at[kCount];
+};
+
+// --- Shared memory and work ------------------------------------------------------------------
+
+// Rows are padded so that weights are read as whole vectors.
+template <int kRows>
+constexpr int kPaddedRows = kRows > 2 ? (kRows + 3) / 4 * 4 : kRows;
+
+// One tile of one image.
+struct DirectUnit {
+  int image, z, y, x;  // first point
+
+  __device__ DirectUnit(const DirectParams& p, int unit) {
+    x = unit % p.tiles_x * p.tile_x;
+    unit /= p.tiles_x;
+    y = unit % p.tiles_y * p.tile_y;
+    unit /= p.tiles_y;
+    z = unit % p.tiles_z * p.tile_z;
+    image = unit / p.tiles_z;
+  }
+};
+
+// What a warp accumulates: a kind for some output channels. Warps past the end have no channels.
+struct DirectRows {
+  int kind, channel;  // channel: first output channel within the group
+
+  __device__ DirectRows(const DirectParams& p, int index) {
+    kind = index / p.channel_blocks;
+    channel = index % p.channel_blocks * (p.rows / (p.folds * p.width));
+    if (kind >= p.kinds) {
+      kind = 0;
+      channel = p.out_channels;
+    }
+  }
+};
+
+// --- Fill ------------------------------------------------------------------------------------
+
+// `x` is the first channel of the chunk. Four positions of a thread are in flight at a time.
+template <typename T, typename Acc>
+__device__ __forceinline__ void fill_tile(const DirectParams& p, const DirectUnit& unit,
+                                          const T* __restrict__ x, int channels, Acc* tile) {
+  constexpr int kBatch = 4;
+  const int positions = p.slabs * p.tile_rows * p.pitch;
+  for (int residue = 0; residue < p.in_step_z * p.in_step_y * p.in_step_x; ++residue) {
+    const int z0 = unit.z * p.in_step_z + p.shift_z + residue / (p.in_step_x * p.in_step_y);
+    const int y0 = unit.y * p.in_step_y + p.shift_y + residue / p.in_step_x % p.in_step_y;
+    const int x0 = unit.x * p.in_step_x + p.shift_x + residue % p.in_step_x;
+    Acc* const target = tile + residue * p.plane;
+    for (int first = threadIdx.x; first < positions; first += kBatch * kDirectThreads) {
+      int offset[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int position = first + i * kDirectThreads;
+        const int row = divide(position, p.by_pitch), slab = divide(row, p.by_rows);
+        const int iz = z0 + slab * p.in_step_z;
+        const int iy = y0 + (row - slab * p.tile_rows) * p.in_step_y;
+        const int ix = x0 + (position - row * p.pitch) * p.in_step_x;
+        const bool inside = static_cast<unsigned>(iz) < static_cast<unsigned>(p.in_d) &&
+                            static_cast<unsigned>(iy) < static_cast<unsigned>(p.in_h) &&
+                            static_cast<unsigned>(ix) < static_cast<unsigned>(p.in_w);
+        offset[i] = inside ? (iz * p.in_h + iy) * p.in_w + ix : -1;
+      }
+#pragma unroll 2
+      for (int c = 0; c < channels; ++c) {
+        const T* const source = x + c * p.in_plane;
+        Acc value[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          value[i] = offset[i] >= 0 ? widen<Acc>(source[offset[i]]) : Acc(0);
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          const int position = first + i * kDirectThreads;
+          if (position < positions) target[c * p.channel + position] = value[i];
+        }
+      }
+    }
+  }
+}
+
+// `w` is the chunk's first channel of the warp's first output channel. The warps that share these
+// rows share the work: `lane` counts through all of their lanes.
+template <int kRows, typename T, typename Acc>
+__device__ __forceinline__ void fill_weights(const DirectParams& p, const DirectRows& rows,
+                                             const T* __restrict__ w, int channels, int lane,
+                                             int lanes, Acc* weights) {
+  const DirectKind& kind = p.kind[rows.kind];
+  const int offsets = kind.end - kind.begin, phases = p.folds * p.width;
+  const float by_offsets = 1.0f / offsets;
+  for (int index = lane; index < channels * offsets; index += lanes) {
+    const int c = divide(index, by_offsets);
+    const T* const source = w + c * p.weight_in;
+    const int16_t* const taps = p.tap + kind.taps + (index - c * offsets) * phases;
+    Acc* const target = weights + index * kPaddedRows<kRows>;
+    int phase = 0, channel = 0;
+#pragma unroll 4
+    for (int row = 0; row < kRows; ++row) {
+      const int tap = taps[phase];
+      const bool real = tap >= 0 && rows.channel + channel < p.out_channels;
+      target[row] = real ? widen<Acc>(source[channel * p.weight_out + tap]) : Acc(0);
+      if (++phase == phases) {
+        phase = 0;
+        ++channel;
+      }
+    }
+  }
+}
+
+// --- Multiply --------------------------------------------------------------------------------
+
+template <int kRows, typename Acc>
+__device__ __forceinline__ void load_weights(const Acc* source, Acc (&w)[kPaddedRows<kRows>]) {
+  constexpr int kVector = kRows == 1 ? 1 : sizeof(Acc) == 8 || kRows == 2 ? 2 : 4;
+  constexpr int kWhole = kRows / kVector * kVector;
+#pragma unroll
+  for (int r = 0; r < kWhole; r += kVector) {
+    const auto part = *reinterpret_cast<const Vector<Acc, kVector>*>(source + r);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) w[r + i] = part.at[i];
+  }
+#pragma unroll
+  for (int r = kWhole; r < kRows; ++r) w[r] = source[r];
+}
+
+template <int kRows, int kPoints, typename Acc>
+__device__ __forceinline__ void multiply(const DirectParams& p, const DirectKind& kind,
+                                         int channels, const Acc* inputs, const Acc* weights,
+                                         Acc (&sums)[kRows][kPoints]) {
+  for (int c = 0; c < channels; ++c) {
+#pragma unroll 2
+    for (int i = kind.begin; i < kind.end; ++i) {
+      Acc w[kPaddedRows<kRows>], x[kPoints];
+      load_weights<kRows>(weights, w);
+      const Acc* const source = inputs + p.offset[i];
+#pragma unroll
+      for (int j = 0; j < kPoints; ++j) x[j] = source[j * 32];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+        for (int j = 0; j < kPoints; ++j) sums[r][j] += w[r] * x[j];
+      }
+      weights += kPaddedRows<kRows>;
+    }
+    inputs += p.channel;
+  }
+}
+
+// --- Store -----------------------------------------------------------------------------------
+
+// The sums as [line][point][width phase], a line being one fold of one output channel: along a row
+// of points that is the order of the output.
+template <int kVector, int kRows, int kPoints, typename Acc>
+__device__ __forceinline__ void lay_down(const Acc (&sums)[kRows][kPoints], int width, Acc* stage) {
+  constexpr int kWarpPoints = 32 * kPoints;
+  int column = 0, line = 0;
+#pragma unroll
+  for (int r = 0; r + kVector <= kRows; r += kVector) {
+    Acc* const target = stage + line + (threadIdx.x % 32) * width + column;
+#pragma unroll
+    for (int j = 0; j < kPoints; ++j) {
+      Vector<Acc, kVector> part;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) part.at[i] = sums[r + i][j];
+      *reinterpret_cast<Vector<Acc, kVector>*>(target + j * 32 * width) = part;
+    }
+    column += kVector;
+    if (column == width) {
+      column = 0;
+      line += kWarpPoints * width;
+    }
+  }
+}
+
+// `y` is the first output channel of the group in this image; `begin` the warp's first point.
+template <int kVector, typename T, typename Acc>
+__device__ __forceinline__ void store_lines(const DirectParams& p, const DirectUnit& unit,
+                                            const DirectRows& rows, int begin, int points,
+                                            const Acc* stage, T* __restrict__ y) {
+  const DirectKind& kind = p.kind[rows.kind];
+  const int channels = p.rows / (p.folds * p.width);
+  const int line = points * p.width;
+  for (int element = threadIdx.x % 32 * kVector; element < line; element += 32 * kVector) {
+    const int point = divide(element, p.by_width), phase = element - point * p.width;
+    const int row = divide(begin + point, p.by_pitch), slab = divide(row, p.by_rows);
+    const int tile_x = begin + point - row * p.pitch, tile_y = row - slab * p.tile_rows;
+    const int ox = (unit.x + tile_x) * p.out_step_x + kind.first_x + phase;
+    if (tile_x >= p.tile_x || tile_y >= p.tile_y || slab >= p.tile_z || phase >= kind.columns ||
+        static_cast<unsigned>(ox) >= static_cast<unsigned>(p.out_w))
+      continue;
+    const int oz = (unit.z + slab) * p.out_step_z, oy = (unit.y + tile_y) * p.out_step_y;
+    const Acc* source = stage + element;
+    for (int c = 0; c < channels && rows.channel + c < p.out_channels; ++c) {
+      T* const target = y + (rows.channel + c) * p.out_plane + ox;
+      for (int fold = 0; fold < p.folds; ++fold, source += line) {
+        const DirectFirst& first = p.first[kind.firsts + fold];
+        const int z = oz + first.z, row_y = oy + first.y;
+        if (static_cast<unsigned>(z) >= static_cast<unsigned>(p.out_d) ||
+            static_cast<unsigned>(row_y) >= static_cast<unsigned>(p.out_h))
+          continue;
+        const auto wide = *reinterpret_cast<const Vector<Acc, kVector>*>(source);
+        Vector<T, kVector> values;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) values.at[i] = narrow<T>(wide.at[i]);
+        *reinterpret_cast<Vector<T, kVector>*>(target + (z * p.out_h + row_y) * p.out_w) = values;
+      }
+    }
+  }
+}
+
+// --- The kernel ------------------------------------------------------------------------------
+
+// Four blocks a multiprocessor leave 128 registers a thread: enough for 72 sums and what they need.
+// Fewer sums mean more stores to hide, by more blocks.
+template <typename T, int kRows, int kPoints>
+__global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 5 : 4)
+    direct_fprop_kernel(const __grid_constant__ DirectParams p) {
+  using Acc = Sum<T>;
+  static_assert(kRows * kPoints * sizeof(Acc) <= 288, "more sums than registers");
+  extern __shared__ __align__(16) unsigned char raw_memory[];
+  Acc* const memory = reinterpret_cast<Acc*>(raw_memory);
+  const int warp = threadIdx.x / 32, row_warp = warp % p.row_warps;
+  const int point_warps = kDirectThreads / 32 / p.row_warps;
+  const int row_block = blockIdx.x / p.blocks % p.row_blocks;
+  const int group = blockIdx.x / p.blocks / p.row_blocks;
+  const DirectRows rows(p, row_block * p.row_warps + row_warp);
+  const DirectKind& kind = p.kind[rows.kind];
+  // Kinds are sorted by their number of offsets: the first set of rows of a block has most.
+  const DirectKind& longest = p.kind[DirectRows(p, row_block * p.row_warps).kind];
+  const bool idle = longest.begin == longest.end;
+
+  const int weight_words = p.chunk * p.most_taps * kPaddedRows<kRows>;
+  Acc* const weights = memory + row_warp * weight_words;
+  Acc* const tile = memory + (p.row_warps * weight_words + 3) / 4 * 4;  // stores are vectors
+  Acc* const stage = tile + warp * kRows * kPoints * 32;
+  const int begin = warp / p.row_warps * kPoints * 32;
+  const int lane = threadIdx.x % 32 + warp / p.row_warps * 32;
+
+  const T* const w = static_cast<const T*>(p.w) + static_cast<int64_t>(group) * p.weight_group +
+                     static_cast<int64_t>(rows.channel) * p.weight_out;
+  const int64_t first_channel = static_cast<int64_t>(group) * p.out_channels;
+  const int units = p.batch * p.tiles_z * p.tiles_y * p.tiles_x;
+  bool weights_there = false;
+
+  for (int index = blockIdx.x % p.blocks; index < units; index += p.blocks) {
+    const DirectUnit unit(p, index);
+    const int64_t image_group = static_cast<int64_t>(unit.image) * p.groups + group;
+    Acc sums[kRows][kPoints];
+    int phase = 0, channel = rows.channel;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool biased = p.bias != nullptr && channel < p.out_channels;
+      const Acc start =
+          biased ? widen<Acc>(static_cast<const T*>(p.bias)[first_channel + channel]) : Acc(0);
+#pragma unroll
+      for (int j = 0; j < kPoints; ++j) sums[r][j] = start;
+      if (++phase == p.folds * p.width) {
+        phase = 0;
+        ++channel;
+      }
+    }
+    for (int c = 0; c < p.in_channels && !idle; c += p.chunk) {
+      const int channels = min(p.chunk, p.in_channels - c);
+      const T* const x = static_cast<const T*>(p.x) + (image_group * p.in_channels + c) * p.in_plane;
+      __syncthreads();
+      fill_tile(p, unit, x, channels, tile);
+      if (!weights_there) {
+        fill_weights<kRows>(p, rows, w + static_cast<int64_t>(c) * p.weight_in, channels, lane,
+                            32 * point_warps, weights);
+        weights_there = p.chunk >= p.in_channels;
+      }
+      __syncthreads();
+      multiply(p, kind, channels, tile + begin + threadIdx.x % 32, weights, sums);
+    }
+    __syncthreads();
+    if (p.width % 4 == 0 && kRows % 4 == 0 && sizeof(Acc) == 4) {
+      lay_down<4>(sums, p.width, stage);
+    } else if (p.width % 2 == 0 && kRows % 2 == 0) {
+      lay_down<2>(sums, p.width, stage);
+    } else {
+      lay_down<1>(sums, p.width, stage);
+    }
+    __syncwarp();
+    T* const y = static_cast<T*>(p.y) + image_group * p.out_channels * p.out_plane;
+    if (p.vector == 4) {
+      store_lines<4>(p, unit, rows, begin, 32 * kPoints, stage, y);
+    } else if (p.vector == 2) {
+      store_lines<2>(p, unit, rows, begin, 32 * kPoints, stage, y);
+    } else {
+      store_lines<1>(p, unit, rows, begin, 32 * kPoints, stage, y);
+    }
+  }
+}
+
+}  // namespace upconv

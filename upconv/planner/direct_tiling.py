@@ -1,0 +1,274 @@
+"""How the CUDA-core kernel divides its points: tiles, shared memory, blocks, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+
+from .direct_shape import Convolution, Rows
+from .problem import ELEMENT_BYTES, Hardware
+
+WARPS = 4
+FLOAT_TILES = {1: 8, 2: 8, 4: 8, 8: 8, 9: 8, 12: 6}
+DOUBLE_TILES = {1: 4, 4: 4, 8: 4}
+"""Rows of a thread: points of a thread. The kernel is compiled for these."""
+BLOCKS_PER_MULTIPROCESSOR = 4
+"""Blocks that are to share a multiprocessor and hide each other's fill and stores."""
+MOST_REPEATS = 8
+"""Tiles of one block, at most: its weights are then read that much less often."""
+BLOCKS_IN_LINE = 16
+"""Blocks a multiprocessor gets, at least, before a block takes more than one tile."""
+PARTS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
+"""Pieces that a row of points may be cut into, besides pieces of some 32, 64 or most points."""
+
+CLOCK_MHZ = 1700.0
+DRAM_BYTES = 18.4
+"""Bytes a cycle and multiprocessor: the 4.27 TB/s copy rate of an H200."""
+LAUNCH_MICROSECONDS = 3.0
+ISSUE_EFFICIENCY = 0.7
+"""Share of the issue slots that are used."""
+
+
+def tiles_of(dtype: str) -> dict[int, int]:
+    return DOUBLE_TILES if dtype == "float64" else FLOAT_TILES
+
+
+def padded(rows: int) -> int:
+    """Words that one row of weights takes, so that it can be read as whole vectors."""
+    return -(-rows // 4) * 4 if rows > 2 else rows
+
+
+@dataclass(frozen=True)
+class Tiling:
+    rows: Rows
+    row_warps: int
+    tile: tuple[int, int, int]
+    chunk: int
+    multiprocessors: int
+
+    @property
+    def convolution(self) -> Convolution:
+        return self.rows.convolution
+
+    @property
+    def sum_bytes(self) -> int:
+        return 8 if self.convolution.dtype == "float64" else 4
+
+    @property
+    def points(self) -> int:
+        """Points of a thread."""
+        return tiles_of(self.convolution.dtype)[self.rows.rows]
+
+    @property
+    def block_points(self) -> int:
+        return WARPS // self.row_warps * 32 * self.points
+
+    # --- the tile in shared memory
+
+    @cached_property
+    def extent(self) -> tuple[int, int, int]:
+        """Slabs, rows and pitch of the tile, margins included."""
+        z, y, x = (
+            size + axis.margin for size, axis in zip(self.tile, self.convolution.axes, strict=True)
+        )
+        return z, y, x
+
+    @property
+    def plane(self) -> int:
+        return prod(self.extent)
+
+    def offset(self, shift: tuple[int, int, int]) -> int:
+        """Where a point finds its input, from the point's own position."""
+        _, rows, pitch = self.extent
+        residue, place = 0, []
+        for axis, s in zip(self.convolution.axes, shift, strict=True):
+            residue = residue * axis.in_step + s % axis.in_step
+            place.append(s // axis.in_step - axis.low)
+        return residue * self.plane + (place[0] * rows + place[1]) * pitch + place[2]
+
+    @cached_property
+    def channel(self) -> int:
+        """Positions of one channel, and those that points past the last margin read."""
+        residues = prod(axis.in_step for axis in self.convolution.axes)
+        highest = tuple(
+            (axis.low + axis.margin) * axis.in_step + axis.in_step - 1
+            for axis in self.convolution.axes
+        )
+        reach = self.block_points + self.offset((highest[0], highest[1], highest[2]))
+        return max(residues * self.plane, reach)
+
+    @property
+    def most_taps(self) -> int:
+        return len(self.rows.kinds[0].shifts)
+
+    def bytes_with(self, chunk: int) -> int:
+        weights = self.row_warps * chunk * self.most_taps * padded(self.rows.rows)
+        stage = WARPS * 32 * self.points * self.rows.rows
+        return self.sum_bytes * (-(-weights // 4) * 4 + max(chunk * self.channel, stage))
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.bytes_with(self.chunk)
+
+    @cached_property
+    def vector(self) -> int:
+        """Elements of one store: as many as start on their own multiple in every row."""
+        x = self.convolution.axes[2]
+        together = self.rows.width == x.phases == x.out_step
+        for vector in (4, 2):
+            if vector * ELEMENT_BYTES[self.convolution.dtype] > 16:
+                continue
+            steps = [x.first, x.out_size]
+            if together:  # the phases of neighbouring points follow each other without a gap
+                steps += [self.tile[2] * x.out_step, self.extent[2] * x.out_step]
+            else:
+                steps += [self.rows.width, x.out_step, x.phases]
+            if all(step % vector == 0 for step in steps):
+                return vector
+        return 1
+
+    # --- the work
+
+    @cached_property
+    def tiles(self) -> tuple[int, int, int]:
+        z, y, x = (
+            -(-axis.points // size)
+            for axis, size in zip(self.convolution.axes, self.tile, strict=True)
+        )
+        return z, y, x
+
+    @property
+    def units(self) -> int:
+        return self.convolution.batch * prod(self.tiles)
+
+    @property
+    def row_blocks(self) -> int:
+        return -(-len(self.rows.kinds) * self.rows.channel_blocks // self.row_warps)
+
+    @cached_property
+    def repeats(self) -> int:
+        """Tiles of one block."""
+        total = self.units * self.convolution.groups * self.row_blocks
+        spare = total // (self.multiprocessors * BLOCKS_IN_LINE)
+        return max(1, min(MOST_REPEATS, spare, self.units))
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.units // self.repeats)
+
+    # --- the cost
+
+    @cached_property
+    def instructions(self) -> dict[str, float]:
+        """Instructions of all warps for one tile and all rows of a group, in words of `explain`."""
+        shape, convolution = self.rows, self.convolution
+        rows, points = shape.rows, self.points
+        warps = WARPS // self.row_warps
+        tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
+        entries = sum(len(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
+        entries *= convolution.in_channels
+        positions = self.plane * prod(axis.in_step for axis in convolution.axes)
+        fills = -(-tapped // self.row_warps)
+        reuse = self.repeats if self.chunk >= convolution.in_channels else 1
+        lines = rows // shape.width
+        sets = len(shape.kinds) * shape.channel_blocks
+        per_store = 24 + 9 * lines
+        stores = ceil(points * shape.width / self.vector) * per_store + rows * points
+        return {
+            "the products": entries * warps * (rows * points + points + padded(rows) / 4 + 3),
+            "filling the tile": fills * ceil(positions / 32) * (20 + 4 * convolution.in_channels),
+            "the weights": entries * (10 + 7 * rows) / 32 / reuse,
+            "the stores": sets * warps * stores,
+        }
+
+    @cached_property
+    def cycles(self) -> dict[str, float]:
+        """Cycles of a multiprocessor for all of its share, by what they are spent on."""
+        convolution, shape = self.convolution, self.rows
+        share = self.units * convolution.groups / self.multiprocessors
+        issue = {
+            name: share * count / 4 / ISSUE_EFFICIENCY for name, count in self.instructions.items()
+        }
+        entries = sum(len(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
+        words = entries * convolution.in_channels * (self.points + shape.rows)
+        words *= WARPS // self.row_warps * self.sum_bytes / 4
+        others = sum(issue.values()) - issue["the products"]
+        issue["the products"] = max(issue["the products"], share * words - others)
+        return issue
+
+    @cached_property
+    def microseconds(self) -> float:
+        convolution = self.convolution
+        outputs = convolution.out_channels * prod(axis.out_size for axis in convolution.axes)
+        inputs = convolution.in_channels * prod(axis.in_size for axis in convolution.axes)
+        elements = convolution.batch * convolution.groups * (outputs + inputs)
+        traffic = elements * ELEMENT_BYTES[convolution.dtype] / DRAM_BYTES / self.multiprocessors
+        busy = sum(self.cycles.values())
+        # One block alone: each of its warps issues about every third cycle.
+        alone = sum(self.instructions.values()) / self.row_blocks / WARPS * 3 * self.repeats
+        return max(busy, traffic, alone) / CLOCK_MHZ + LAUNCH_MICROSECONDS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        shape, cycles = self.rows, self.cycles
+        most = max(cycles, key=lambda name: cycles[name])
+        tile = "x".join(str(size) for size in self.tile)
+        return (
+            f"a thread adds up {shape.rows} outputs ({shape.channels} channels, {shape.folds} row"
+            f" and {shape.width} width phases) at {self.points} points;"
+            f" tiles of {tile} points, {self.chunk} input channels at a time",
+            f"most of the time goes into {most}",
+        )
+
+
+def tilings(rows: Rows, hardware: Hardware) -> Iterator[Tiling]:
+    """Every way to cut the points that is worth a look."""
+    sets = len(rows.kinds) * rows.channel_blocks
+    for row_warps in (1, 2, 4):
+        if row_warps > sets and row_warps > 1:
+            continue
+        points = WARPS // row_warps * 32 * tiles_of(rows.convolution.dtype)[rows.rows]
+        for tile in tile_choices(rows.convolution, points):
+            tiling = with_chunk(rows, row_warps, tile, hardware)
+            if tiling is not None:
+                yield tiling
+
+
+def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, int]]:
+    """Tiles of at most `points` points, numbered straight through with the margins between."""
+    z, y, x = convolution.axes
+    pieces = {*PARTS, *(-(-x.points // size) for size in (30, 62, points))}
+    widths = {-(-x.points // parts) for parts in pieces}
+    widths |= {-(-width // 4) * 4 for width in widths}
+    result = set()
+    for width in widths:
+        if width > points:
+            continue
+        pitch = width + x.margin
+        height = min(y.points, (points - width) // pitch + 1)
+        height = -(-y.points // -(-y.points // height))
+        slab = (height + y.margin) * pitch
+        depth = min(z.points, (points - (height - 1) * pitch - width) // slab + 1)
+        result.add((-(-z.points // -(-z.points // depth)), height, width))
+    return sorted(result) or [(1, 1, points)]
+
+
+def with_chunk(
+    rows: Rows, row_warps: int, tile: tuple[int, int, int], hardware: Hardware
+) -> Tiling | None:
+    """The tiling with as many channels at a time as leave room for other blocks."""
+    channels = rows.convolution.in_channels
+    one = Tiling(rows, row_warps, tile, 1, hardware.multiprocessors)
+    room = (hardware.shared_memory + 1024) // BLOCKS_PER_MULTIPROCESSOR - 1024
+    if one.bytes_with(1) > room:
+        room = hardware.shared_memory
+    if one.bytes_with(1) > room:
+        return None
+    each = one.bytes_with(channels + 1) - one.bytes_with(channels)
+    chunk = max(1, min(channels, room // max(each, 1)))
+    while chunk > 1 and one.bytes_with(chunk) > room:
+        chunk -= 1
+    chunk = -(-channels // -(-channels // chunk))
+    return Tiling(rows, row_warps, tile, chunk, hardware.multiprocessors)
