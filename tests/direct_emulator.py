@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def weight_words(self) -> int:
-        return self.chunk * self.most_taps * self.padded_rows
+        return (1 + self.chunk * self.most_taps) * self.padded_rows
 
     @property
     def tile_start(self) -> int:
@@ -145,7 +145,7 @@ def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.nda
                 sets.append((kind, channel, weights_of(plan, weight, group, kind, channel)))
         lengths = [kind["end"] - kind["begin"] for kind, _, _ in sets]
         assert max(lengths) == lengths[0], "the first set of rows decides whether a tile is filled"
-        for index in range(unit, units, plan.blocks):
+        for index in range(unit * plan.repeats, min((unit + 1) * plan.repeats, units)):
             compute(plan, index, group, sets, x, bias, y, written)
     assert written.max() <= 1, "an output was stored twice"
     return y
@@ -168,31 +168,35 @@ def compute(plan: Plan, index: int, group: int, sets, x, bias, y, written) -> No
 
 def store(plan: Plan, kind, group, channel, sums, where, bias, y, written) -> None:
     image, z0, y0, x0 = where
-    line = sums.shape[1] * plan.width
-    channels = plan.rows // (plan.folds * plan.width)
+    channels = min(plan.rows // (plan.folds * plan.width), plan.out_channels - channel)
     # [channel, fold, point, width phase]: a row of points in the order of the output
-    stage = sums.reshape(channels, plan.folds, plan.width, -1).swapaxes(2, 3)
-    stage = stage.reshape(channels, plan.folds, line)
-    for element in range(0, line, plan.vector):
-        point, phase = divmod(element, plan.width)
-        row, tile_x = divmod(point, plan.pitch)
-        slab, tile_y = divmod(row, plan.tile_rows)
-        ox = (x0 + tile_x) * plan.out_step_x + kind["first_x"] + phase
-        if tile_x >= plan.tile_x or tile_y >= plan.tile_y or slab >= plan.tile_z:
-            continue
-        if phase >= kind["columns"] or not 0 <= ox < plan.out_w:
-            continue
-        assert ox % plan.vector == 0, "a store starts on its own multiple"
-        for c in range(min(channels, plan.out_channels - channel)):
-            for fold in range(plan.folds):
-                fz, fy = plan.first[kind["firsts"] + fold]
-                oz = (z0 + slab) * plan.out_step_z + fz
-                oy = (y0 + tile_y) * plan.out_step_y + fy
-                if not (0 <= oz < plan.out_d and 0 <= oy < plan.out_h):
+    stage = sums.reshape(-1, plan.folds, plan.width, sums.shape[1]).swapaxes(2, 3)
+    stage = stage.reshape(len(stage), plan.folds, -1)
+    ox = x0 * plan.out_step_x + kind["first_x"]
+    gapless = plan.width == plan.out_step_x
+    begin = max(0, -ox) if gapless else 0
+    end = min(plan.tile_x * plan.width, plan.out_w - ox) if gapless else plan.tile_x * plan.width
+    stored = set()
+    for group_of_lanes in range(32 // plan.row_lanes):
+        stored |= set(range(group_of_lanes, plan.tile_z * plan.tile_y, 32 // plan.row_lanes))
+    for row in stored:
+        slab, tile_y = divmod(row, plan.tile_y)
+        source = (slab * plan.tile_rows + tile_y) * plan.pitch * plan.width
+        assert source % plan.vector == 0
+        for fold in range(plan.folds):
+            oz = (z0 + slab) * plan.out_step_z + plan.first[kind["firsts"] + fold][0]
+            oy = (y0 + tile_y) * plan.out_step_y + plan.first[kind["firsts"] + fold][1]
+            if not (0 <= oz < plan.out_d and 0 <= oy < plan.out_h):
+                continue
+            for e in range(begin, end, plan.vector):
+                point, phase = divmod(e, plan.width)
+                column = ox + (e if gapless else point * plan.out_step_x + phase)
+                if not gapless and (phase >= kind["columns"] or not 0 <= column < plan.out_w):
                     continue
-                out = group * plan.out_channels + channel + c
-                place = (image, out, oz, oy, slice(ox, ox + plan.vector))
-                y[place] = stage[c, fold, element : element + plan.vector] + bias[out]
-                written[place] += 1
-                assert ox + plan.vector <= plan.out_w
-    assert plan.out_w % plan.vector == 0
+                assert column % plan.vector == 0, "a store starts on its own multiple"
+                assert 0 <= column <= plan.out_w - plan.vector
+                out = group * plan.out_channels + channel + np.arange(channels)
+                place = (image, out, oz, oy)
+                for v in range(plan.vector):
+                    y[(*place, column + v)] = stage[:channels, fold, source + e + v] + bias[out]
+                    written[(*place, column + v)] += 1

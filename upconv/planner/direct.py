@@ -133,9 +133,11 @@ def scalar_fields(tiling: Tiling) -> dict[str, int]:
         "weight_group": convolution.weight_group,
         "most_taps": tiling.most_taps,
         "vector": tiling.vector,
+        "row_lanes": tiling.row_lanes,
         "channel_blocks": shape.channel_blocks,
         "row_blocks": tiling.row_blocks,
         "blocks": tiling.blocks,
+        "repeats": tiling.repeats,
         "shared_bytes": tiling.shared_bytes,
     }
 

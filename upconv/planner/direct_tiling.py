@@ -28,7 +28,11 @@ DRAM_BYTES = 18.4
 """Bytes a cycle and multiprocessor: the 4.27 TB/s copy rate of an H200."""
 LAUNCH_MICROSECONDS = 3.0
 ISSUE_EFFICIENCY = 0.7
-"""Share of the issue slots that are used."""
+"""Share of the issue slots that are used when blocks fill a multiprocessor."""
+LONE_CYCLES = 2.5
+"""Cycles of one instruction of a warp whose block has the multiprocessor to itself."""
+FILL_CYCLES = 1500.0
+"""Until a tile has come from memory, which nothing hides from such a block."""
 
 
 def tiles_of(dtype: str) -> dict[int, int]:
@@ -47,6 +51,8 @@ class Tiling:
     tile: tuple[int, int, int]
     chunk: int
     multiprocessors: int
+    room: int
+    """Shared memory of a multiprocessor that blocks can have."""
 
     @property
     def convolution(self) -> Convolution:
@@ -104,7 +110,7 @@ class Tiling:
         return len(self.rows.kinds[0].shifts)
 
     def bytes_with(self, chunk: int) -> int:
-        weights = self.row_warps * chunk * self.most_taps * padded(self.rows.rows)
+        weights = self.row_warps * (1 + chunk * self.most_taps) * padded(self.rows.rows)
         stage = WARPS * 32 * self.points * self.rows.rows
         return self.sum_bytes * (-(-weights // 4) * 4 + max(chunk * self.channel, stage))
 
@@ -118,7 +124,7 @@ class Tiling:
         x = self.convolution.axes[2]
         together = self.rows.width == x.phases == x.out_step
         for vector in (4, 2):
-            if vector * ELEMENT_BYTES[self.convolution.dtype] > 16:
+            if vector * self.element_bytes > 16:
                 continue
             steps = [x.first, x.out_size]
             if together:  # the phases of neighbouring points follow each other without a gap
@@ -161,42 +167,57 @@ class Tiling:
     # --- the cost
 
     @cached_property
+    def row_lanes(self) -> int:
+        """Lanes that store one row of the tile: few where rows are short."""
+        return min((32, 16, 8, 4), key=self.store_instructions)
+
+    def store_instructions(self, row_lanes: int) -> float:
+        """Of one warp, to store its rows of the tile."""
+        shape = self.rows
+        rows = self.tile[0] * self.tile[1]
+        passes = ceil(rows / (WARPS // self.row_warps * (32 // row_lanes)))
+        pieces = ceil(self.tile[2] * shape.width / (row_lanes * self.vector))
+        gapless = shape.width == self.convolution.axes[2].out_step
+        line = 8 + pieces * (6 if gapless else 20)
+        return passes * (25 + shape.folds * (20 + shape.channels * line))
+
+    @cached_property
     def instructions(self) -> dict[str, float]:
-        """Instructions of all warps for one tile and all rows of a group, in words of `explain`."""
+        """Of all warps for one tile and all rows of a group, in words that `explain` prints."""
         shape, convolution = self.rows, self.convolution
         rows, points = shape.rows, self.points
         warps = WARPS // self.row_warps
-        tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
-        entries = sum(len(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
-        entries *= convolution.in_channels
-        positions = self.plane * prod(axis.in_step for axis in convolution.axes)
-        fills = -(-tapped // self.row_warps)
-        reuse = self.repeats if self.chunk >= convolution.in_channels else 1
-        lines = rows // shape.width
         sets = len(shape.kinds) * shape.channel_blocks
-        per_store = 24 + 9 * lines
-        stores = ceil(points * shape.width / self.vector) * per_store + rows * points
+        tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
+        positions = self.plane * prod(axis.in_step for axis in convolution.axes)
+        copy = 22 + convolution.in_channels * (4 if self.sum_bytes == self.element_bytes else 6)
+        reuse = self.repeats if self.chunk >= convolution.in_channels else 1
         return {
-            "the products": entries * warps * (rows * points + points + padded(rows) / 4 + 3),
-            "filling the tile": fills * ceil(positions / 32) * (20 + 4 * convolution.in_channels),
-            "the weights": entries * (10 + 7 * rows) / 32 / reuse,
-            "the stores": sets * warps * stores,
+            "the products": self.entries * warps * (rows * points + points + padded(rows) / 4 + 4),
+            "filling the tile": -(-tapped // self.row_warps) * ceil(positions / 32) * copy,
+            "the weights": self.entries * (12 + 8 * rows) / 32 / reuse,
+            "the stores": sets
+            * warps
+            * (60 + 2 * rows * points + self.store_instructions(self.row_lanes)),
         }
 
     @cached_property
+    def entries(self) -> int:
+        """Inputs that the threads of one point read, over all sets of rows."""
+        offsets = sum(len(kind.shifts) for kind in self.rows.kinds) * self.rows.channel_blocks
+        return offsets * self.convolution.in_channels
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.convolution.dtype]
+
+    @cached_property
     def cycles(self) -> dict[str, float]:
-        """Cycles of a multiprocessor for all of its share, by what they are spent on."""
-        convolution, shape = self.convolution, self.rows
-        share = self.units * convolution.groups / self.multiprocessors
-        issue = {
-            name: share * count / 4 / ISSUE_EFFICIENCY for name, count in self.instructions.items()
-        }
-        entries = sum(len(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
-        words = entries * convolution.in_channels * (self.points + shape.rows)
-        words *= WARPS // self.row_warps * self.sum_bytes / 4
-        others = sum(issue.values()) - issue["the products"]
-        issue["the products"] = max(issue["the products"], share * words - others)
-        return issue
+        """Of a multiprocessor for one tile and all rows of a group, when it is fully occupied."""
+        issue = {name: n / 4 / ISSUE_EFFICIENCY for name, n in self.instructions.items()}
+        words = self.entries * (self.points + self.rows.rows) * self.sum_bytes / 4
+        reading = words * (WARPS // self.row_warps)
+        return issue | {"the products": max(issue["the products"], reading)}
 
     @cached_property
     def microseconds(self) -> float:
@@ -204,11 +225,21 @@ class Tiling:
         outputs = convolution.out_channels * prod(axis.out_size for axis in convolution.axes)
         inputs = convolution.in_channels * prod(axis.in_size for axis in convolution.axes)
         elements = convolution.batch * convolution.groups * (outputs + inputs)
-        traffic = elements * ELEMENT_BYTES[convolution.dtype] / DRAM_BYTES / self.multiprocessors
-        busy = sum(self.cycles.values())
-        # One block alone: each of its warps issues about every third cycle.
-        alone = sum(self.instructions.values()) / self.row_blocks / WARPS * 3 * self.repeats
-        return max(busy, traffic, alone) / CLOCK_MHZ + LAUNCH_MICROSECONDS
+        traffic = elements * self.element_bytes / DRAM_BYTES / self.multiprocessors
+        return max(self.busy_cycles, traffic) / CLOCK_MHZ + LAUNCH_MICROSECONDS
+
+    @property
+    def busy_cycles(self) -> float:
+        """Whole waves of blocks, then what is left over: fewer blocks, each of them faster."""
+        block = sum(self.cycles.values()) * self.repeats / self.row_blocks
+        alone = sum(self.instructions.values()) * self.repeats / self.row_blocks / WARPS
+        chunks = ceil(self.convolution.in_channels / self.chunk) * self.repeats
+        alone = alone * LONE_CYCLES + chunks * FILL_CYCLES
+        together = min(4, max(1, (self.room + 1024) // (self.shared_bytes + 1024)))
+        blocks = self.convolution.groups * self.row_blocks * self.blocks
+        waves, rest = divmod(blocks, self.multiprocessors * together)
+        last = max(alone, ceil(rest / self.multiprocessors) * block) if rest else 0.0
+        return waves * max(alone, together * block) + last
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -260,7 +291,8 @@ def with_chunk(
 ) -> Tiling | None:
     """The tiling with as many channels at a time as leave room for other blocks."""
     channels = rows.convolution.in_channels
-    one = Tiling(rows, row_warps, tile, 1, hardware.multiprocessors)
+    machine = (hardware.multiprocessors, hardware.shared_memory)
+    one = Tiling(rows, row_warps, tile, 1, *machine)
     room = (hardware.shared_memory + 1024) // BLOCKS_PER_MULTIPROCESSOR - 1024
     if one.bytes_with(1) > room:
         room = hardware.shared_memory
@@ -271,4 +303,4 @@ def with_chunk(
     while chunk > 1 and one.bytes_with(chunk) > room:
         chunk -= 1
     chunk = -(-channels // -(-channels // chunk))
-    return Tiling(rows, row_warps, tile, chunk, hardware.multiprocessors)
+    return Tiling(rows, row_warps, tile, chunk, *machine)

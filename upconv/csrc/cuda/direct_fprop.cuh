@@ -26,6 +26,7 @@
 #include <type_traits>
 
 #include "direct_params.h"
+#include "ptx.cuh"
 
 namespace upconv {
 
@@ -77,7 +78,50 @@ struct DirectUnit {
     z = unit % p.tiles_z * p.tile_z;
     image = unit / p.tiles_z;
   }
+
+  // The next tile, without the six divisions of the first.
+  __device__ __forceinline__ void advance(const DirectParams& p) {
+    x += p.tile_x;
+    if (x < p.tiles_x * p.tile_x) return;
+    x = 0;
+    y += p.tile_y;
+    if (y < p.tiles_y * p.tile_y) return;
+    y = 0;
+    z += p.tile_z;
+    if (z < p.tiles_z * p.tile_z) return;
+    z = 0;
+    ++image;
+  }
 };
+
+// A position of the tile, from the thread's first one on in steps of kDirectThreads.
+struct DirectPosition {
+  int slab, row, column;
+
+  __device__ explicit DirectPosition(const DirectParams& p) {
+    column = threadIdx.x % p.pitch;
+    row = threadIdx.x / p.pitch % p.tile_rows;
+    slab = threadIdx.x / p.pitch / p.tile_rows;
+  }
+
+  __device__ __forceinline__ void advance(const DirectParams& p) {
+    column += p.step_x;
+    row += p.step_y;
+    slab += p.step_z;
+    if (column >= p.pitch) {
+      column -= p.pitch;
+      ++row;
+    }
+    if (row >= p.tile_rows) {
+      row -= p.tile_rows;
+      ++slab;
+    }
+  }
+};
+
+__device__ __forceinline__ bool below(int value, int limit) {  // and not negative
+  return static_cast<unsigned>(value) < static_cast<unsigned>(limit);
+}
 
 // What a warp accumulates: a kind for some output channels. Warps past the end have no channels.
 struct DirectRows {
@@ -95,46 +139,57 @@ struct DirectRows {
 
 // --- Fill ------------------------------------------------------------------------------------
 
-// `x` is the first channel of the chunk. Four positions of a thread are in flight at a time.
+// `x` is the first channel of the chunk. Wide types are copied by asynchronous copies, all of them
+// in flight at once; 16-bit types have to be converted, four positions of a thread at a time.
 template <typename T, typename Acc>
 __device__ __forceinline__ void fill_tile(const DirectParams& p, const DirectUnit& unit,
-                                          const T* __restrict__ x, int channels, Acc* tile) {
-  constexpr int kBatch = 4;
+                                          const DirectPosition& start, const T* __restrict__ x,
+                                          int channels, Acc* tile) {
+  constexpr int kBatch = sizeof(T) == 2 ? 4 : 1;
   const int positions = p.slabs * p.tile_rows * p.pitch;
   for (int residue = 0; residue < p.in_step_z * p.in_step_y * p.in_step_x; ++residue) {
     const int z0 = unit.z * p.in_step_z + p.shift_z + residue / (p.in_step_x * p.in_step_y);
     const int y0 = unit.y * p.in_step_y + p.shift_y + residue / p.in_step_x % p.in_step_y;
     const int x0 = unit.x * p.in_step_x + p.shift_x + residue % p.in_step_x;
-    Acc* const target = tile + residue * p.plane;
+    DirectPosition position = start;
     for (int first = threadIdx.x; first < positions; first += kBatch * kDirectThreads) {
       int offset[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int position = first + i * kDirectThreads;
-        const int row = divide(position, p.by_pitch), slab = divide(row, p.by_rows);
-        const int iz = z0 + slab * p.in_step_z;
-        const int iy = y0 + (row - slab * p.tile_rows) * p.in_step_y;
-        const int ix = x0 + (position - row * p.pitch) * p.in_step_x;
-        const bool inside = static_cast<unsigned>(iz) < static_cast<unsigned>(p.in_d) &&
-                            static_cast<unsigned>(iy) < static_cast<unsigned>(p.in_h) &&
-                            static_cast<unsigned>(ix) < static_cast<unsigned>(p.in_w);
+        const int iz = z0 + position.slab * p.in_step_z, iy = y0 + position.row * p.in_step_y;
+        const int ix = x0 + position.column * p.in_step_x;
+        const bool inside = below(iz, p.in_d) && below(iy, p.in_h) && below(ix, p.in_w);
         offset[i] = inside ? (iz * p.in_h + iy) * p.in_w + ix : -1;
+        position.advance(p);
       }
-#pragma unroll 2
-      for (int c = 0; c < channels; ++c) {
-        const T* const source = x + c * p.in_plane;
-        Acc value[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          value[i] = offset[i] >= 0 ? widen<Acc>(source[offset[i]]) : Acc(0);
+      Acc* target = tile + residue * p.plane + first;
+      const T* source = x;
+      if constexpr (sizeof(T) == sizeof(Acc)) {
+        const int bytes = offset[0] >= 0 ? static_cast<int>(sizeof(T)) : 0;
+        source += offset[0] >= 0 ? offset[0] : 0;
+#pragma unroll 4
+        for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
+          ptx::copy_async<sizeof(T)>(ptx::shared_address(target), source, bytes);
         }
+      } else {
+#pragma unroll 2
+        for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
+          Acc value[kBatch];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int position = first + i * kDirectThreads;
-          if (position < positions) target[c * p.channel + position] = value[i];
+          for (int i = 0; i < kBatch; ++i) {
+            value[i] = offset[i] >= 0 ? widen<Acc>(source[offset[i]]) : Acc(0);
+          }
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            if (first + i * kDirectThreads < positions) target[i * kDirectThreads] = value[i];
+          }
         }
       }
     }
+  }
+  if constexpr (sizeof(T) == sizeof(Acc)) {
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<0>();
   }
 }
 
@@ -208,60 +263,77 @@ __device__ __forceinline__ void multiply(const DirectParams& p, const DirectKind
 // --- Store -----------------------------------------------------------------------------------
 
 // The sums as [line][point][width phase], a line being one fold of one output channel: along a row
-// of points that is the order of the output.
+// of points that is the order of the output. `stage` is the warp's first point.
 template <int kVector, int kRows, int kPoints, typename Acc>
-__device__ __forceinline__ void lay_down(const Acc (&sums)[kRows][kPoints], int width, Acc* stage) {
-  constexpr int kWarpPoints = 32 * kPoints;
-  int column = 0, line = 0;
+__device__ __forceinline__ void lay_down(const Acc (&sums)[kRows][kPoints], int width, int points,
+                                         Acc* stage) {
+  int column = 0;
+  Acc* target = stage + threadIdx.x % 32 * width;
 #pragma unroll
   for (int r = 0; r + kVector <= kRows; r += kVector) {
-    Acc* const target = stage + line + (threadIdx.x % 32) * width + column;
 #pragma unroll
     for (int j = 0; j < kPoints; ++j) {
       Vector<Acc, kVector> part;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) part.at[i] = sums[r + i][j];
-      *reinterpret_cast<Vector<Acc, kVector>*>(target + j * 32 * width) = part;
+      *reinterpret_cast<Vector<Acc, kVector>*>(target + column + j * 32 * width) = part;
     }
     column += kVector;
     if (column == width) {
       column = 0;
-      line += kWarpPoints * width;
+      target += points * width;
     }
   }
 }
 
-// `y` is the first output channel of the group in this image; `begin` the warp's first point.
 template <int kVector, typename T, typename Acc>
-__device__ __forceinline__ void store_lines(const DirectParams& p, const DirectUnit& unit,
-                                            const DirectRows& rows, int begin, int points,
-                                            const Acc* stage, T* __restrict__ y) {
-  const DirectKind& kind = p.kind[rows.kind];
-  const int channels = p.rows / (p.folds * p.width);
-  const int line = points * p.width;
-  for (int element = threadIdx.x % 32 * kVector; element < line; element += 32 * kVector) {
-    const int point = divide(element, p.by_width), phase = element - point * p.width;
-    const int row = divide(begin + point, p.by_pitch), slab = divide(row, p.by_rows);
-    const int tile_x = begin + point - row * p.pitch, tile_y = row - slab * p.tile_rows;
-    const int ox = (unit.x + tile_x) * p.out_step_x + kind.first_x + phase;
-    if (tile_x >= p.tile_x || tile_y >= p.tile_y || slab >= p.tile_z || phase >= kind.columns ||
-        static_cast<unsigned>(ox) >= static_cast<unsigned>(p.out_w))
-      continue;
-    const int oz = (unit.z + slab) * p.out_step_z, oy = (unit.y + tile_y) * p.out_step_y;
-    const Acc* source = stage + element;
-    for (int c = 0; c < channels && rows.channel + c < p.out_channels; ++c) {
-      T* const target = y + (rows.channel + c) * p.out_plane + ox;
-      for (int fold = 0; fold < p.folds; ++fold, source += line) {
-        const DirectFirst& first = p.first[kind.firsts + fold];
-        const int z = oz + first.z, row_y = oy + first.y;
-        if (static_cast<unsigned>(z) >= static_cast<unsigned>(p.out_d) ||
-            static_cast<unsigned>(row_y) >= static_cast<unsigned>(p.out_h))
-          continue;
-        const auto wide = *reinterpret_cast<const Vector<Acc, kVector>*>(source);
-        Vector<T, kVector> values;
+__device__ __forceinline__ void store_vector(const Acc* source, T* target) {
+  const auto wide = *reinterpret_cast<const Vector<Acc, kVector>*>(source);
+  Vector<T, kVector> values;
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) values.at[i] = narrow<T>(wide.at[i]);
-        *reinterpret_cast<Vector<T, kVector>*>(target + (z * p.out_h + row_y) * p.out_w) = values;
+  for (int i = 0; i < kVector; ++i) values.at[i] = narrow<T>(wide.at[i]);
+  *reinterpret_cast<Vector<T, kVector>*>(target) = values;
+}
+
+// Rows of the tile go to groups of `row_lanes` lanes: `group` of `groups` is this thread's. `y` is
+// the first output channel of the warp's rows in this image; `points` are those of the block.
+template <int kVector, typename T, typename Acc>
+__device__ __forceinline__ void store_rows(const DirectParams& p, const DirectUnit& unit,
+                                           const DirectRows& rows, int group, int groups,
+                                           int points, const Acc* stage, T* __restrict__ y) {
+  const DirectKind& kind = p.kind[rows.kind];
+  const int channels = min(p.rows / (p.folds * p.width), p.out_channels - rows.channel);
+  const int ox = unit.x * p.out_step_x + kind.first_x;
+  const bool gapless = p.width == p.out_step_x;
+  // Elements of a row; without gaps those that lie inside the output.
+  const int end = gapless ? min(p.tile_x * p.width, p.out_w - ox) : p.tile_x * p.width;
+  const int begin = (gapless ? max(0, -ox) : 0) + threadIdx.x % p.row_lanes * kVector;
+  for (int row = group; row < p.tile_z * p.tile_y; row += groups) {
+    const int slab = divide(row, p.by_tile_y), tile_y = row - slab * p.tile_y;
+    const Acc* source = stage + (slab * p.tile_rows + tile_y) * p.pitch * p.width;
+    for (int fold = 0; fold < p.folds; ++fold, source += points * p.width) {
+      const DirectFirst& first = p.first[kind.firsts + fold];
+      const int oz = (unit.z + slab) * p.out_step_z + first.z;
+      const int oy = (unit.y + tile_y) * p.out_step_y + first.y;
+      if (!below(oz, p.out_d) || !below(oy, p.out_h)) continue;
+      T* target = y + ((oz * p.out_h + oy) * p.out_w + ox);
+      const Acc* line = source;
+      for (int c = 0; c < channels; ++c) {
+        if (gapless) {
+#pragma unroll 4
+          for (int e = begin; e < end; e += p.row_lanes * kVector) {
+            store_vector<kVector>(line + e, target + e);
+          }
+        } else {
+          for (int e = begin; e < end; e += p.row_lanes * kVector) {
+            const int point = divide(e, p.by_width), phase = e - point * p.width;
+            const int column = point * p.out_step_x + phase;
+            if (phase < kind.columns && below(ox + column, p.out_w))
+              store_vector<kVector>(line + e, target + column);
+          }
+        }
+        target += p.out_plane;
+        line += p.folds * points * p.width;
       }
     }
   }
@@ -288,65 +360,72 @@ __global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 
   const DirectKind& longest = p.kind[DirectRows(p, row_block * p.row_warps).kind];
   const bool idle = longest.begin == longest.end;
 
-  const int weight_words = p.chunk * p.most_taps * kPaddedRows<kRows>;
-  Acc* const weights = memory + row_warp * weight_words;
+  // [set of rows][bias, then weights][row], then the tile, which the sums overwrite
+  const int weight_words = (1 + p.chunk * p.most_taps) * kPaddedRows<kRows>;
+  Acc* const bias = memory + row_warp * weight_words;
+  Acc* const weights = bias + kPaddedRows<kRows>;
   Acc* const tile = memory + (p.row_warps * weight_words + 3) / 4 * 4;  // stores are vectors
-  Acc* const stage = tile + warp * kRows * kPoints * 32;
-  const int begin = warp / p.row_warps * kPoints * 32;
-  const int lane = threadIdx.x % 32 + warp / p.row_warps * 32;
+  const int point_warp = warp / p.row_warps;
+  const int begin = point_warp * kPoints * 32, points = point_warps * kPoints * 32;
+  Acc* const stage = tile + row_warp * kRows * points;
 
   const T* const w = static_cast<const T*>(p.w) + static_cast<int64_t>(group) * p.weight_group +
                      static_cast<int64_t>(rows.channel) * p.weight_out;
-  const int64_t first_channel = static_cast<int64_t>(group) * p.out_channels;
-  const int units = p.batch * p.tiles_z * p.tiles_y * p.tiles_x;
-  bool weights_there = false;
+  const int64_t first_channel = static_cast<int64_t>(group) * p.out_channels + rows.channel;
+  if (point_warp == 0 && threadIdx.x % 32 < kRows) {
+    const int channel = threadIdx.x % 32 / (p.folds * p.width);
+    const bool biased = p.bias != nullptr && rows.channel + channel < p.out_channels;
+    bias[threadIdx.x % 32] =
+        biased ? widen<Acc>(static_cast<const T*>(p.bias)[first_channel + channel]) : Acc(0);
+  }
+  __syncthreads();
 
-  for (int index = blockIdx.x % p.blocks; index < units; index += p.blocks) {
-    const DirectUnit unit(p, index);
+  const int units = p.batch * p.tiles_z * p.tiles_y * p.tiles_x;
+  const int unit_begin = blockIdx.x % p.blocks * p.repeats;
+  const int unit_end = min(unit_begin + p.repeats, units);
+  const DirectPosition position(p);
+  DirectUnit unit(p, unit_begin);
+  for (int index = unit_begin; index < unit_end; ++index, unit.advance(p)) {
     const int64_t image_group = static_cast<int64_t>(unit.image) * p.groups + group;
-    Acc sums[kRows][kPoints];
-    int phase = 0, channel = rows.channel;
+    Acc sums[kRows][kPoints], start[kPaddedRows<kRows>];
+    load_weights<kRows>(bias, start);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const bool biased = p.bias != nullptr && channel < p.out_channels;
-      const Acc start =
-          biased ? widen<Acc>(static_cast<const T*>(p.bias)[first_channel + channel]) : Acc(0);
 #pragma unroll
-      for (int j = 0; j < kPoints; ++j) sums[r][j] = start;
-      if (++phase == p.folds * p.width) {
-        phase = 0;
-        ++channel;
-      }
+      for (int j = 0; j < kPoints; ++j) sums[r][j] = start[r];
     }
     for (int c = 0; c < p.in_channels && !idle; c += p.chunk) {
       const int channels = min(p.chunk, p.in_channels - c);
       const T* const x = static_cast<const T*>(p.x) + (image_group * p.in_channels + c) * p.in_plane;
       __syncthreads();
-      fill_tile(p, unit, x, channels, tile);
-      if (!weights_there) {
-        fill_weights<kRows>(p, rows, w + static_cast<int64_t>(c) * p.weight_in, channels, lane,
-                            32 * point_warps, weights);
-        weights_there = p.chunk >= p.in_channels;
+      if (index == unit_begin || p.chunk < p.in_channels) {
+        fill_weights<kRows>(p, rows, w + static_cast<int64_t>(c) * p.weight_in, channels,
+                            threadIdx.x % 32 + 32 * point_warp, 32 * point_warps, weights);
       }
+      fill_tile(p, unit, position, x, channels, tile);
       __syncthreads();
       multiply(p, kind, channels, tile + begin + threadIdx.x % 32, weights, sums);
     }
     __syncthreads();
+    Acc* const mine = stage + begin * p.width;
     if (p.width % 4 == 0 && kRows % 4 == 0 && sizeof(Acc) == 4) {
-      lay_down<4>(sums, p.width, stage);
+      lay_down<4>(sums, p.width, points, mine);
     } else if (p.width % 2 == 0 && kRows % 2 == 0) {
-      lay_down<2>(sums, p.width, stage);
+      lay_down<2>(sums, p.width, points, mine);
     } else {
-      lay_down<1>(sums, p.width, stage);
+      lay_down<1>(sums, p.width, points, mine);
     }
-    __syncwarp();
-    T* const y = static_cast<T*>(p.y) + image_group * p.out_channels * p.out_plane;
+    __syncthreads();
+    T* const y = static_cast<T*>(p.y) + (image_group * p.out_channels + rows.channel) * p.out_plane;
+    const int row_groups = 32 / p.row_lanes;
+    const int row_group = point_warp * row_groups + threadIdx.x % 32 / p.row_lanes;
+    const int all_groups = point_warps * row_groups;
     if (p.vector == 4) {
-      store_lines<4>(p, unit, rows, begin, 32 * kPoints, stage, y);
+      store_rows<4>(p, unit, rows, row_group, all_groups, points, stage, y);
     } else if (p.vector == 2) {
-      store_lines<2>(p, unit, rows, begin, 32 * kPoints, stage, y);
+      store_rows<2>(p, unit, rows, row_group, all_groups, points, stage, y);
     } else {
-      store_lines<1>(p, unit, rows, begin, 32 * kPoints, stage, y);
+      store_rows<1>(p, unit, rows, row_group, all_groups, points, stage, y);
     }
   }
 }

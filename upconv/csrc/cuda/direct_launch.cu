@@ -16,13 +16,16 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
   UPCONV_DIRECT_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kDirectMaxKinds || plan->firsts > kDirectMaxFirsts ||
-      plan->offsets > kDirectMaxOffsets || plan->taps > kDirectMaxTaps)
+      plan->offsets > kDirectMaxOffsets || plan->taps > kDirectMaxTaps || plan->width < 1 ||
+      plan->tile_y < 1 || plan->pitch < 1 || plan->tile_rows < 1)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;
   plan->out_plane = static_cast<int64_t>(plan->out_d) * plan->out_h * plan->out_w;
   plan->by_width = 1.0f / plan->width;
-  plan->by_pitch = 1.0f / plan->pitch;
-  plan->by_rows = 1.0f / plan->tile_rows;
+  plan->by_tile_y = 1.0f / plan->tile_y;
+  plan->step_x = kDirectThreads % plan->pitch;
+  plan->step_y = kDirectThreads / plan->pitch % plan->tile_rows;
+  plan->step_z = kDirectThreads / plan->pitch / plan->tile_rows;
   for (int i = 0; i < plan->kinds; ++i) {
     DirectKind& kind = plan->kind[i];
     kind.first_x = take();

@@ -56,9 +56,11 @@ constexpr int kDirectMaxTaps = 6144;    // weight positions: a kind's offsets ti
   X(weight_group)   /* weight stride of a group */                                             \
   X(most_taps)      /* offsets of the kind that has most */                                    \
   X(vector)         /* elements of one store */                                                \
+  X(row_lanes)      /* lanes that store one row of the tile */                                 \
   X(channel_blocks) /* sets of output channels that threads divide a group into */             \
   X(row_blocks)     /* blocks that divide the kinds and channel blocks of a group */           \
   X(blocks)         /* blocks that divide the tiles */                                         \
+  X(repeats)        /* tiles of a block */                                                     \
   X(shared_bytes)                                                                              \
   X(kinds)                                                                                     \
   X(firsts)                                                                                    \
@@ -87,8 +89,9 @@ struct DirectParams {
   UPCONV_DIRECT_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
   // Made from the above when the plan is read: as parameters they take up no registers.
-  int64_t in_plane, out_plane;       // elements of one channel
-  float by_width, by_pitch, by_rows;  // reciprocals
+  int64_t in_plane, out_plane;  // elements of one channel
+  float by_width, by_tile_y;    // reciprocals
+  int step_z, step_y, step_x;   // kDirectThreads positions further in the tile
   DirectKind kind[kDirectMaxKinds];
   DirectFirst first[kDirectMaxFirsts];
   int offset[kDirectMaxOffsets];  // from a point's own position in the tile
