@@ -14,7 +14,6 @@ import numpy as np
 
 CUDA = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda"
 HEADER = CUDA / "direct_params.h"
-WARPS = 4
 
 
 def header_fields() -> list[str]:
@@ -72,12 +71,14 @@ class Plan:
 def check_memory(plan: Plan) -> None:
     """Tile, weights and sums stay inside shared memory; points stay inside their channel."""
     size = plan.shared_bytes // (8 if plan.type == 1 else 4)
-    stage = WARPS * plan.rows * plan.points * 32
+    points = plan.warps // plan.row_warps * plan.points * 32
+    line = points * plan.width + (points * plan.width // 32 * 4 if plan.width == 8 else 0)
+    stage = plan.row_warps * (plan.rows // plan.width) * line
+    assert plan.warps * 32 <= header_constant("kDirectMaxThreads")
     assert plan.tile_start + max(plan.chunk * plan.channel, stage) <= size
     residues = plan.in_step_z * plan.in_step_y * plan.in_step_x
     assert plan.plane >= plan.slabs * plan.tile_rows * plan.pitch
     assert plan.channel >= residues * plan.plane
-    points = WARPS // plan.row_warps * plan.points * 32
     used = ((plan.tile_z - 1) * plan.tile_rows + plan.tile_y - 1) * plan.pitch + plan.tile_x
     assert used <= points, "the tile has more points than the block has sums"
     assert all(0 <= o and points + o <= plan.channel for o in plan.offset)
@@ -156,7 +157,7 @@ def compute(plan: Plan, index: int, group: int, sets, x, bias, y, written) -> No
     index, ty = divmod(index, plan.tiles_y)
     image, tz = divmod(index, plan.tiles_z)
     first = (tz * plan.tile_z, ty * plan.tile_y, tx * plan.tile_x)
-    points = WARPS // plan.row_warps * plan.points * 32
+    points = plan.warps // plan.row_warps * plan.points * 32
     tile = fill(plan, x[image, group], first)
     for kind, channel, weights in sets:
         sums = np.zeros((plan.rows, points))

@@ -85,9 +85,7 @@ def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int
     x, w, b = data(problem)
     y = emulator.run(candidate(problem, sms).params, x, w, b)
     expected = expected_output(problem, *map(torch.from_numpy, (x, w, b)))
-    np.testing.assert_allclose(
-        y.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10
-    )
+    np.testing.assert_allclose(y.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -102,9 +100,7 @@ def test_every_choice_of_rows_and_tile_computes_the_convolution(
     x, w, b = data(problem)
     y = emulator.run(direct.record(tiling), x, w, b)
     expected = expected_output(problem, *map(torch.from_numpy, (x, w, b)))
-    np.testing.assert_allclose(
-        y.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10
-    )
+    np.testing.assert_allclose(y.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -118,9 +114,7 @@ def test_the_same_kernel_can_compute_the_gradient_of_the_input(problem: Problem)
     gy = np.random.default_rng(1).standard_normal(tuple(y.shape))
     (expected,) = torch.autograd.grad(y, inputs, torch.from_numpy(gy))
     gx = emulator.run(direct.record(tiling), gy, w, np.zeros(problem.in_channels))
-    np.testing.assert_allclose(
-        gx.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10
-    )
+    np.testing.assert_allclose(gx.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -12,7 +12,7 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .direct_shape import NOWHERE, Convolution, Kind, Rows, row_choices
-from .direct_tiling import Tiling, tiles_of, tilings
+from .direct_tiling import CLOCK_MHZ, Tiling, least_cycles, tiles_of, tilings
 from .problem import ELEMENT_BYTES, Hardware, Problem
 
 KERNEL = "direct_fprop"
@@ -20,10 +20,10 @@ KERNEL = "direct_fprop"
 TYPES = ("float32", "float64", "bfloat16", "float16")
 """In the order of the numbers that the kernel knows them by."""
 OLDEST = (8, 0)
-MAX_KINDS = 256
-MAX_FIRSTS = 512
-MAX_OFFSETS = 1024
-MAX_TAPS = 6144
+MAX_KINDS = 128
+MAX_FIRSTS = 256
+MAX_OFFSETS = 512
+MAX_TAPS = 4608
 
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
@@ -63,9 +63,12 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 def best_tiling(convolution: Convolution, hardware: Hardware) -> Tiling | None:
     best: Tiling | None = None
-    for rows in row_choices(convolution, list(tiles_of(convolution.dtype))):
-        if not fits_tables(rows):
-            continue
+    choices = filter(fits_tables, row_choices(convolution, list(tiles_of(convolution.dtype))))
+    for rows in sorted(choices, key=least_cycles):
+        # Rows whose products alone take longer than all of the best so far need no closer look.
+        least = least_cycles(rows) / hardware.multiprocessors / CLOCK_MHZ
+        if best is not None and least > best.microseconds:
+            break
         for tiling in tilings(rows, hardware):
             if best is None or tiling.microseconds < best.microseconds:
                 best = tiling
@@ -108,6 +111,7 @@ def scalar_fields(tiling: Tiling) -> dict[str, int]:
     fields = {
         "type": TYPES.index(convolution.dtype),
         "rows": shape.rows,
+        "warps": tiling.warps,
         "row_warps": tiling.row_warps,
         "width": shape.width,
         "folds": shape.folds,

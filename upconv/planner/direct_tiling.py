@@ -10,17 +10,18 @@ from math import ceil, prod
 from .direct_shape import Convolution, Rows
 from .problem import ELEMENT_BYTES, Hardware
 
-WARPS = 4
+BLOCK_WARPS = (4, 2, 1)
 FLOAT_TILES = {1: 8, 2: 8, 4: 8, 8: 8, 9: 8, 12: 6}
 DOUBLE_TILES = {1: 4, 4: 4, 8: 4}
 """Rows of a thread: points of a thread. The kernel is compiled for these."""
-BLOCKS_PER_MULTIPROCESSOR = 4
-"""Blocks that are to share a multiprocessor and hide each other's fill and stores."""
+WARPS_TOGETHER = 16
+"""Warps that share a multiprocessor, at 128 registers a thread: blocks hide each other's fill and
+stores. Shared memory is divided so that all of them find room."""
 MOST_REPEATS = 8
 """Tiles of one block, at most: its weights are then read that much less often."""
 BLOCKS_IN_LINE = 16
 """Blocks a multiprocessor gets, at least, before a block takes more than one tile."""
-PARTS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
+PARTS = (1, 2, 3, 4, 6, 8)
 """Pieces that a row of points may be cut into, besides pieces of some 32, 64 or most points."""
 
 CLOCK_MHZ = 1700.0
@@ -44,9 +45,25 @@ def padded(rows: int) -> int:
     return -(-rows // 4) * 4 if rows > 2 else rows
 
 
+def step_instructions(rows: int, points: int) -> float:
+    """Of a warp, for one input channel and offset."""
+    return rows * points + points + padded(rows) / 4 + 4
+
+
+def least_cycles(rows: Rows) -> float:
+    """Of all multiprocessors together, for the products alone, if every point were an output's."""
+    convolution = rows.convolution
+    points = tiles_of(convolution.dtype)[rows.rows]
+    entries = sum(len(kind.shifts) for kind in rows.kinds) * rows.channel_blocks
+    entries *= convolution.in_channels * convolution.groups * convolution.batch
+    warps = prod(axis.points for axis in convolution.axes) / (32 * points)
+    return entries * warps * step_instructions(rows.rows, points) / 4
+
+
 @dataclass(frozen=True)
 class Tiling:
     rows: Rows
+    warps: int
     row_warps: int
     tile: tuple[int, int, int]
     chunk: int
@@ -62,14 +79,21 @@ class Tiling:
     def sum_bytes(self) -> int:
         return 8 if self.convolution.dtype == "float64" else 4
 
-    @property
+    @cached_property
     def points(self) -> int:
         """Points of a thread."""
         return tiles_of(self.convolution.dtype)[self.rows.rows]
 
-    @property
+    @cached_property
     def block_points(self) -> int:
-        return WARPS // self.row_warps * 32 * self.points
+        return self.warps // self.row_warps * 32 * self.points
+
+    @property
+    def line(self) -> int:
+        """Words of one line of sums. Eight width phases get 4 words after every 32, without which
+        the lanes of a warp would meet in the same banks."""
+        words = self.block_points * self.rows.width
+        return words + words // 8 if self.rows.width == 8 else words
 
     # --- the tile in shared memory
 
@@ -111,7 +135,7 @@ class Tiling:
 
     def bytes_with(self, chunk: int) -> int:
         weights = self.row_warps * (1 + chunk * self.most_taps) * padded(self.rows.rows)
-        stage = WARPS * 32 * self.points * self.rows.rows
+        stage = self.row_warps * (self.rows.rows // self.rows.width) * self.line
         return self.sum_bytes * (-(-weights // 4) * 4 + max(chunk * self.channel, stage))
 
     @property
@@ -175,7 +199,7 @@ class Tiling:
         """Of one warp, to store its rows of the tile."""
         shape = self.rows
         rows = self.tile[0] * self.tile[1]
-        passes = ceil(rows / (WARPS // self.row_warps * (32 // row_lanes)))
+        passes = ceil(rows / (self.warps // self.row_warps * (32 // row_lanes)))
         pieces = ceil(self.tile[2] * shape.width / (row_lanes * self.vector))
         gapless = shape.width == self.convolution.axes[2].out_step
         line = 8 + pieces * (6 if gapless else 20)
@@ -186,14 +210,14 @@ class Tiling:
         """Of all warps for one tile and all rows of a group, in words that `explain` prints."""
         shape, convolution = self.rows, self.convolution
         rows, points = shape.rows, self.points
-        warps = WARPS // self.row_warps
+        warps = self.warps // self.row_warps
         sets = len(shape.kinds) * shape.channel_blocks
         tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
         positions = self.plane * prod(axis.in_step for axis in convolution.axes)
         copy = 22 + convolution.in_channels * (4 if self.sum_bytes == self.element_bytes else 6)
         reuse = self.repeats if self.chunk >= convolution.in_channels else 1
         return {
-            "the products": self.entries * warps * (rows * points + points + padded(rows) / 4 + 4),
+            "the products": self.entries * warps * step_instructions(rows, points),
             "filling the tile": -(-tapped // self.row_warps) * ceil(positions / 32) * copy,
             "the weights": self.entries * (12 + 8 * rows) / 32 / reuse,
             "the stores": sets
@@ -216,7 +240,7 @@ class Tiling:
         """Of a multiprocessor for one tile and all rows of a group, when it is fully occupied."""
         issue = {name: n / 4 / ISSUE_EFFICIENCY for name, n in self.instructions.items()}
         words = self.entries * (self.points + self.rows.rows) * self.sum_bytes / 4
-        reading = words * (WARPS // self.row_warps)
+        reading = words * (self.warps // self.row_warps)
         return issue | {"the products": max(issue["the products"], reading)}
 
     @cached_property
@@ -232,10 +256,11 @@ class Tiling:
     def busy_cycles(self) -> float:
         """Whole waves of blocks, then what is left over: fewer blocks, each of them faster."""
         block = sum(self.cycles.values()) * self.repeats / self.row_blocks
-        alone = sum(self.instructions.values()) * self.repeats / self.row_blocks / WARPS
+        alone = sum(self.instructions.values()) * self.repeats / self.row_blocks / self.warps
         chunks = ceil(self.convolution.in_channels / self.chunk) * self.repeats
         alone = alone * LONE_CYCLES + chunks * FILL_CYCLES
-        together = min(4, max(1, (self.room + 1024) // (self.shared_bytes + 1024)))
+        together = max(1, (self.room + 1024) // (self.shared_bytes + 1024))
+        together = min(WARPS_TOGETHER // self.warps, together)
         blocks = self.convolution.groups * self.row_blocks * self.blocks
         waves, rest = divmod(blocks, self.multiprocessors * together)
         last = max(alone, ceil(rest / self.multiprocessors) * block) if rest else 0.0
@@ -249,7 +274,7 @@ class Tiling:
         return (
             f"a thread adds up {shape.rows} outputs ({shape.channels} channels, {shape.folds} row"
             f" and {shape.width} width phases) at {self.points} points;"
-            f" tiles of {tile} points, {self.chunk} input channels at a time",
+            f" {self.warps} warps take tiles of {tile} points, {self.chunk} input channels at a time",
             f"most of the time goes into {most}",
         )
 
@@ -257,14 +282,15 @@ class Tiling:
 def tilings(rows: Rows, hardware: Hardware) -> Iterator[Tiling]:
     """Every way to cut the points that is worth a look."""
     sets = len(rows.kinds) * rows.channel_blocks
-    for row_warps in (1, 2, 4):
-        if row_warps > sets and row_warps > 1:
-            continue
-        points = WARPS // row_warps * 32 * tiles_of(rows.convolution.dtype)[rows.rows]
-        for tile in tile_choices(rows.convolution, points):
-            tiling = with_chunk(rows, row_warps, tile, hardware)
-            if tiling is not None:
-                yield tiling
+    for warps in BLOCK_WARPS:
+        for row_warps in (1, 2, 4):
+            if row_warps > min(warps, sets):
+                break
+            points = warps // row_warps * 32 * tiles_of(rows.convolution.dtype)[rows.rows]
+            for tile in tile_choices(rows.convolution, points):
+                tiling = with_chunk(rows, (warps, row_warps), tile, hardware)
+                if tiling is not None:
+                    yield tiling
 
 
 def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, int]]:
@@ -272,7 +298,8 @@ def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, 
     z, y, x = convolution.axes
     pieces = {*PARTS, *(-(-x.points // size) for size in (30, 62, points))}
     widths = {-(-x.points // parts) for parts in pieces}
-    widths |= {-(-width // 4) * 4 for width in widths}
+    if x.first % 2 == 0 and x.out_size % 2 == 0:  # stores can be vectors
+        widths |= {-(-width // 4) * 4 for width in widths}
     result = set()
     for width in widths:
         if width > points:
@@ -287,13 +314,13 @@ def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, 
 
 
 def with_chunk(
-    rows: Rows, row_warps: int, tile: tuple[int, int, int], hardware: Hardware
+    rows: Rows, warps: tuple[int, int], tile: tuple[int, int, int], hardware: Hardware
 ) -> Tiling | None:
     """The tiling with as many channels at a time as leave room for other blocks."""
     channels = rows.convolution.in_channels
     machine = (hardware.multiprocessors, hardware.shared_memory)
-    one = Tiling(rows, row_warps, tile, 1, *machine)
-    room = (hardware.shared_memory + 1024) // BLOCKS_PER_MULTIPROCESSOR - 1024
+    one = Tiling(rows, *warps, tile, 1, *machine)
+    room = (hardware.shared_memory + 1024) * warps[0] // WARPS_TOGETHER - 1024
     if one.bytes_with(1) > room:
         room = hardware.shared_memory
     if one.bytes_with(1) > room:
@@ -303,4 +330,4 @@ def with_chunk(
     while chunk > 1 and one.bytes_with(chunk) > room:
         chunk -= 1
     chunk = -(-channels // -(-channels // chunk))
-    return Tiling(rows, row_warps, tile, chunk, *machine)
+    return Tiling(rows, *warps, tile, chunk, *machine)

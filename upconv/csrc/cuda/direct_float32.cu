@@ -1,4 +1,5 @@
-// The CUDA-core kernel for float32 tensors; a file of its own so that the four compile side by side.
+// The CUDA-core kernel for float32 tensors; a file of its own so that the four compile side by
+// side.
 #include "direct_launch.cuh"
 
 namespace upconv {

@@ -7,7 +7,7 @@
 // that share their weights. Width phases are neighbouring rows, so that the outputs of neighbouring
 // points follow each other in memory.
 //
-// A block of 4 warps takes a tile of points and up to 4 sets of rows:
+// A block of up to 4 warps takes a tile of points and up to 4 sets of rows:
 //   fill      inputs of a few channels, converted to the type of the sums, zero outside the image;
 //             weights of the same channels as [set of rows][channel][offset][row]
 //   multiply  for each channel and offset: kPoints inputs (neighbouring lanes read neighbouring
@@ -94,7 +94,7 @@ struct DirectUnit {
   }
 };
 
-// A position of the tile, from the thread's first one on in steps of kDirectThreads.
+// A position of the tile, from the thread's first one on in steps of the block's threads.
 struct DirectPosition {
   int slab, row, column;
 
@@ -129,7 +129,7 @@ struct DirectRows {
 
   __device__ DirectRows(const DirectParams& p, int index) {
     kind = index / p.channel_blocks;
-    channel = index % p.channel_blocks * (p.rows / (p.folds * p.width));
+    channel = index % p.channel_blocks * p.thread_channels;
     if (kind >= p.kinds) {
       kind = 0;
       channel = p.out_channels;
@@ -139,51 +139,70 @@ struct DirectRows {
 
 // --- Fill ------------------------------------------------------------------------------------
 
-// `x` is the first channel of the chunk. Wide types are copied by asynchronous copies, all of them
-// in flight at once; 16-bit types have to be converted, four positions of a thread at a time.
+// Channels of one position: asynchronous copies, all of them in flight at once.
+template <typename T>
+__device__ __forceinline__ void copy_channels(const DirectParams& p, const T* source, bool inside,
+                                              int channels, T* tile) {
+  constexpr int kBytes = static_cast<int>(sizeof(T));
+  const int valid = inside ? kBytes : 0;
+  uint32_t target = ptx::shared_address(tile);
+  if (channels == 1) return ptx::copy_async<kBytes>(target, source, valid);
+#pragma unroll 4
+  for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel * kBytes) {
+    ptx::copy_async<kBytes>(target, source, valid);
+  }
+}
+
+// The inputs of one residue of the input step; z0, y0, x0 is where position 0 lies. 16-bit types
+// have to be converted on the way, four positions of a thread at a time.
+template <typename T, typename Acc>
+__device__ __forceinline__ void fill_plane(const DirectParams& p, DirectPosition position, int z0,
+                                           int y0, int x0, const T* __restrict__ x, int channels,
+                                           Acc* tile) {
+  constexpr int kBatch = sizeof(T) == sizeof(Acc) ? 1 : 4;
+  const int positions = p.slabs * p.tile_rows * p.pitch;
+  for (int first = threadIdx.x; first < positions; first += kBatch * p.threads) {
+    int offset[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int iz = z0 + position.slab * p.in_step_z, iy = y0 + position.row * p.in_step_y;
+      const int ix = x0 + position.column * p.in_step_x;
+      const bool inside = below(iz, p.in_d) && below(iy, p.in_h) && below(ix, p.in_w);
+      offset[i] = inside ? (iz * p.in_h + iy) * p.in_w + ix : -1;
+      position.advance(p);
+    }
+    if constexpr (sizeof(T) == sizeof(Acc)) {
+      copy_channels(p, x + max(offset[0], 0), offset[0] >= 0, channels, tile + first);
+    } else {
+      const T* source = x;
+      Acc* target = tile + first;
+#pragma unroll 2
+      for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
+        Acc value[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          value[i] = offset[i] >= 0 ? widen<Acc>(source[offset[i]]) : Acc(0);
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first + i * p.threads < positions) target[i * p.threads] = value[i];
+        }
+      }
+    }
+  }
+}
+
+// `x` is the first channel of the chunk.
 template <typename T, typename Acc>
 __device__ __forceinline__ void fill_tile(const DirectParams& p, const DirectUnit& unit,
                                           const DirectPosition& start, const T* __restrict__ x,
                                           int channels, Acc* tile) {
-  constexpr int kBatch = sizeof(T) == 2 ? 4 : 1;
-  const int positions = p.slabs * p.tile_rows * p.pitch;
-  for (int residue = 0; residue < p.in_step_z * p.in_step_y * p.in_step_x; ++residue) {
-    const int z0 = unit.z * p.in_step_z + p.shift_z + residue / (p.in_step_x * p.in_step_y);
-    const int y0 = unit.y * p.in_step_y + p.shift_y + residue / p.in_step_x % p.in_step_y;
-    const int x0 = unit.x * p.in_step_x + p.shift_x + residue % p.in_step_x;
-    DirectPosition position = start;
-    for (int first = threadIdx.x; first < positions; first += kBatch * kDirectThreads) {
-      int offset[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int iz = z0 + position.slab * p.in_step_z, iy = y0 + position.row * p.in_step_y;
-        const int ix = x0 + position.column * p.in_step_x;
-        const bool inside = below(iz, p.in_d) && below(iy, p.in_h) && below(ix, p.in_w);
-        offset[i] = inside ? (iz * p.in_h + iy) * p.in_w + ix : -1;
-        position.advance(p);
-      }
-      Acc* target = tile + residue * p.plane + first;
-      const T* source = x;
-      if constexpr (sizeof(T) == sizeof(Acc)) {
-        const int bytes = offset[0] >= 0 ? static_cast<int>(sizeof(T)) : 0;
-        source += offset[0] >= 0 ? offset[0] : 0;
-#pragma unroll 4
-        for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
-          ptx::copy_async<sizeof(T)>(ptx::shared_address(target), source, bytes);
-        }
-      } else {
-#pragma unroll 2
-        for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
-          Acc value[kBatch];
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            value[i] = offset[i] >= 0 ? widen<Acc>(source[offset[i]]) : Acc(0);
-          }
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            if (first + i * kDirectThreads < positions) target[i * kDirectThreads] = value[i];
-          }
-        }
+  const int z0 = unit.z * p.in_step_z + p.shift_z, y0 = unit.y * p.in_step_y + p.shift_y;
+  const int x0 = unit.x * p.in_step_x + p.shift_x;
+  for (int z = 0; z < p.in_step_z; ++z) {
+    for (int y = 0; y < p.in_step_y; ++y) {
+      for (int column = 0; column < p.in_step_x; ++column, tile += p.plane) {
+        fill_plane(p, start, z0 + z, y0 + y, x0 + column, x, channels, tile);
       }
     }
   }
@@ -208,7 +227,7 @@ __device__ __forceinline__ void fill_weights(const DirectParams& p, const Direct
     const int16_t* const taps = p.tap + kind.taps + (index - c * offsets) * phases;
     Acc* const target = weights + index * kPaddedRows<kRows>;
     int phase = 0, channel = 0;
-#pragma unroll 4
+#pragma unroll 2
     for (int row = 0; row < kRows; ++row) {
       const int tap = taps[phase];
       const bool real = tap >= 0 && rows.channel + channel < p.out_channels;
@@ -263,12 +282,14 @@ __device__ __forceinline__ void multiply(const DirectParams& p, const DirectKind
 // --- Store -----------------------------------------------------------------------------------
 
 // The sums as [line][point][width phase], a line being one fold of one output channel: along a row
-// of points that is the order of the output. `stage` is the warp's first point.
+// of points that is the order of the output. `first` is the lane's first element, `line` the words
+// of a line.
 template <int kVector, int kRows, int kPoints, typename Acc>
-__device__ __forceinline__ void lay_down(const Acc (&sums)[kRows][kPoints], int width, int points,
-                                         Acc* stage) {
+__device__ __forceinline__ void lay_down(const DirectParams& p, const Acc (&sums)[kRows][kPoints],
+                                         int first, int line, Acc* stage) {
   int column = 0;
-  Acc* target = stage + threadIdx.x % 32 * width;
+  const int step = 32 * p.width + p.width * p.skew;
+  Acc* target = stage + first + (first >> 5) * p.skew;
 #pragma unroll
   for (int r = 0; r + kVector <= kRows; r += kVector) {
 #pragma unroll
@@ -276,12 +297,12 @@ __device__ __forceinline__ void lay_down(const Acc (&sums)[kRows][kPoints], int 
       Vector<Acc, kVector> part;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) part.at[i] = sums[r + i][j];
-      *reinterpret_cast<Vector<Acc, kVector>*>(target + column + j * 32 * width) = part;
+      *reinterpret_cast<Vector<Acc, kVector>*>(target + column + j * step) = part;
     }
     column += kVector;
-    if (column == width) {
+    if (column == p.width) {
       column = 0;
-      target += points * width;
+      target += line;
     }
   }
 }
@@ -296,44 +317,44 @@ __device__ __forceinline__ void store_vector(const Acc* source, T* target) {
 }
 
 // Rows of the tile go to groups of `row_lanes` lanes: `group` of `groups` is this thread's. `y` is
-// the first output channel of the warp's rows in this image; `points` are those of the block.
+// the first output channel of the warp's rows in this image; `line` the words of a line.
 template <int kVector, typename T, typename Acc>
 __device__ __forceinline__ void store_rows(const DirectParams& p, const DirectUnit& unit,
-                                           const DirectRows& rows, int group, int groups,
-                                           int points, const Acc* stage, T* __restrict__ y) {
+                                           const DirectRows& rows, int group, int groups, int line,
+                                           const Acc* stage, T* __restrict__ y) {
   const DirectKind& kind = p.kind[rows.kind];
-  const int channels = min(p.rows / (p.folds * p.width), p.out_channels - rows.channel);
+  const int channels = min(p.thread_channels, p.out_channels - rows.channel);
   const int ox = unit.x * p.out_step_x + kind.first_x;
   const bool gapless = p.width == p.out_step_x;
   // Elements of a row; without gaps those that lie inside the output.
   const int end = gapless ? min(p.tile_x * p.width, p.out_w - ox) : p.tile_x * p.width;
-  const int begin = (gapless ? max(0, -ox) : 0) + threadIdx.x % p.row_lanes * kVector;
+  const int begin = (gapless ? max(0, -ox) : 0) + (threadIdx.x & (p.row_lanes - 1)) * kVector;
   for (int row = group; row < p.tile_z * p.tile_y; row += groups) {
     const int slab = divide(row, p.by_tile_y), tile_y = row - slab * p.tile_y;
-    const Acc* source = stage + (slab * p.tile_rows + tile_y) * p.pitch * p.width;
-    for (int fold = 0; fold < p.folds; ++fold, source += points * p.width) {
+    const int first_element = (slab * p.tile_rows + tile_y) * p.pitch * p.width;
+    const Acc* source = stage;
+    for (int fold = 0; fold < p.folds; ++fold, source += line) {
       const DirectFirst& first = p.first[kind.firsts + fold];
       const int oz = (unit.z + slab) * p.out_step_z + first.z;
       const int oy = (unit.y + tile_y) * p.out_step_y + first.y;
       if (!below(oz, p.out_d) || !below(oy, p.out_h)) continue;
       T* target = y + ((oz * p.out_h + oy) * p.out_w + ox);
-      const Acc* line = source;
-      for (int c = 0; c < channels; ++c) {
+      const Acc* sums = source;
+      for (int c = 0; c < channels; ++c, target += p.out_plane, sums += p.folds * line) {
         if (gapless) {
 #pragma unroll 4
           for (int e = begin; e < end; e += p.row_lanes * kVector) {
-            store_vector<kVector>(line + e, target + e);
+            const int element = first_element + e;
+            store_vector<kVector>(sums + element + (element >> 5) * p.skew, target + e);
           }
         } else {
           for (int e = begin; e < end; e += p.row_lanes * kVector) {
             const int point = divide(e, p.by_width), phase = e - point * p.width;
-            const int column = point * p.out_step_x + phase;
+            const int column = point * p.out_step_x + phase, element = first_element + e;
             if (phase < kind.columns && below(ox + column, p.out_w))
-              store_vector<kVector>(line + e, target + column);
+              store_vector<kVector>(sums + element + (element >> 5) * p.skew, target + column);
           }
         }
-        target += p.out_plane;
-        line += p.folds * points * p.width;
       }
     }
   }
@@ -344,14 +365,16 @@ __device__ __forceinline__ void store_rows(const DirectParams& p, const DirectUn
 // Four blocks a multiprocessor leave 128 registers a thread: enough for 72 sums and what they need.
 // Fewer sums mean more stores to hide, by more blocks.
 template <typename T, int kRows, int kPoints>
-__global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 5 : 4)
+__global__ void __launch_bounds__(kDirectMaxThreads, kRows <= 2   ? 6
+                                                     : kRows == 4 ? 5
+                                                                  : 4)
     direct_fprop_kernel(const __grid_constant__ DirectParams p) {
   using Acc = Sum<T>;
   static_assert(kRows * kPoints * sizeof(Acc) <= 288, "more sums than registers");
   extern __shared__ __align__(16) unsigned char raw_memory[];
   Acc* const memory = reinterpret_cast<Acc*>(raw_memory);
   const int warp = threadIdx.x / 32, row_warp = warp % p.row_warps;
-  const int point_warps = kDirectThreads / 32 / p.row_warps;
+  const int point_warps = p.warps / p.row_warps;
   const int row_block = blockIdx.x / p.blocks % p.row_blocks;
   const int group = blockIdx.x / p.blocks / p.row_blocks;
   const DirectRows rows(p, row_block * p.row_warps + row_warp);
@@ -367,7 +390,10 @@ __global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 
   Acc* const tile = memory + (p.row_warps * weight_words + 3) / 4 * 4;  // stores are vectors
   const int point_warp = warp / p.row_warps;
   const int begin = point_warp * kPoints * 32, points = point_warps * kPoints * 32;
-  Acc* const stage = tile + row_warp * kRows * points;
+  const int line = points * p.width + (points * p.width >> 5) * p.skew;
+  Acc* const stage = tile + row_warp * (kRows / p.width) * line;
+  const int row_group = (threadIdx.x % 32 >> p.row_shift) + (point_warp * 32 >> p.row_shift);
+  const int row_groups = point_warps * 32 >> p.row_shift;
 
   const T* const w = static_cast<const T*>(p.w) + static_cast<int64_t>(group) * p.weight_group +
                      static_cast<int64_t>(rows.channel) * p.weight_out;
@@ -396,7 +422,8 @@ __global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 
     }
     for (int c = 0; c < p.in_channels && !idle; c += p.chunk) {
       const int channels = min(p.chunk, p.in_channels - c);
-      const T* const x = static_cast<const T*>(p.x) + (image_group * p.in_channels + c) * p.in_plane;
+      const T* const x =
+          static_cast<const T*>(p.x) + (image_group * p.in_channels + c) * p.in_plane;
       __syncthreads();
       if (index == unit_begin || p.chunk < p.in_channels) {
         fill_weights<kRows>(p, rows, w + static_cast<int64_t>(c) * p.weight_in, channels,
@@ -407,25 +434,22 @@ __global__ void __launch_bounds__(kDirectThreads, kRows <= 2 ? 6 : kRows == 4 ? 
       multiply(p, kind, channels, tile + begin + threadIdx.x % 32, weights, sums);
     }
     __syncthreads();
-    Acc* const mine = stage + begin * p.width;
+    const int first = (begin + threadIdx.x % 32) * p.width;
     if (p.width % 4 == 0 && kRows % 4 == 0 && sizeof(Acc) == 4) {
-      lay_down<4>(sums, p.width, points, mine);
+      lay_down<4>(p, sums, first, line, stage);
     } else if (p.width % 2 == 0 && kRows % 2 == 0) {
-      lay_down<2>(sums, p.width, points, mine);
+      lay_down<2>(p, sums, first, line, stage);
     } else {
-      lay_down<1>(sums, p.width, points, mine);
+      lay_down<1>(p, sums, first, line, stage);
     }
     __syncthreads();
     T* const y = static_cast<T*>(p.y) + (image_group * p.out_channels + rows.channel) * p.out_plane;
-    const int row_groups = 32 / p.row_lanes;
-    const int row_group = point_warp * row_groups + threadIdx.x % 32 / p.row_lanes;
-    const int all_groups = point_warps * row_groups;
     if (p.vector == 4) {
-      store_rows<4>(p, unit, rows, row_group, all_groups, points, stage, y);
+      store_rows<4>(p, unit, rows, row_group, row_groups, line, stage, y);
     } else if (p.vector == 2) {
-      store_rows<2>(p, unit, rows, row_group, all_groups, points, stage, y);
+      store_rows<2>(p, unit, rows, row_group, row_groups, line, stage, y);
     } else {
-      store_rows<1>(p, unit, rows, row_group, all_groups, points, stage, y);
+      store_rows<1>(p, unit, rows, row_group, row_groups, line, stage, y);
     }
   }
 }

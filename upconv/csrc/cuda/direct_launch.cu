@@ -17,15 +17,20 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
 #undef UPCONV_READ
   if (plan->kinds > kDirectMaxKinds || plan->firsts > kDirectMaxFirsts ||
       plan->offsets > kDirectMaxOffsets || plan->taps > kDirectMaxTaps || plan->width < 1 ||
-      plan->tile_y < 1 || plan->pitch < 1 || plan->tile_rows < 1)
+      plan->folds < 1 || plan->tile_y < 1 || plan->pitch < 1 || plan->tile_rows < 1)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;
   plan->out_plane = static_cast<int64_t>(plan->out_d) * plan->out_h * plan->out_w;
   plan->by_width = 1.0f / plan->width;
   plan->by_tile_y = 1.0f / plan->tile_y;
-  plan->step_x = kDirectThreads % plan->pitch;
-  plan->step_y = kDirectThreads / plan->pitch % plan->tile_rows;
-  plan->step_z = kDirectThreads / plan->pitch / plan->tile_rows;
+  plan->threads = 32 * plan->warps;
+  plan->step_x = plan->threads % plan->pitch;
+  plan->step_y = plan->threads / plan->pitch % plan->tile_rows;
+  plan->step_z = plan->threads / plan->pitch / plan->tile_rows;
+  plan->thread_channels = plan->rows / (plan->folds * plan->width);
+  plan->row_shift = 0;
+  while (1 << plan->row_shift < plan->row_lanes) ++plan->row_shift;
+  plan->skew = plan->width == 8 ? 4 : 0;
   for (int i = 0; i < plan->kinds; ++i) {
     DirectKind& kind = plan->kind[i];
     kind.first_x = take();

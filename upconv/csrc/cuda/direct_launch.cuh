@@ -22,7 +22,7 @@ cudaError_t launch_direct(const DirectParams& p, cudaStream_t stream) {
     if (error != cudaSuccess) return error;
   }
   const unsigned blocks = static_cast<unsigned>(p.groups) * p.row_blocks * p.blocks;
-  kernel<<<blocks, kDirectThreads, p.shared_bytes, stream>>>(p);
+  kernel<<<blocks, p.threads, p.shared_bytes, stream>>>(p);
   return cudaGetLastError();
 }
 
