@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from upconv.cases import CASES
 from upconv.planner import H200, Candidate, Problem, Refusal, direct, make_plan
-from upconv.planner.direct_shape import Axis, Convolution, row_choices
+from upconv.planner.direct_shape import Axis, Convolution, convolutions, row_choices
 from upconv.planner.direct_tiling import DOUBLE_TILES, FLOAT_TILES, Tiling, tiles_of, tilings
 from upconv.planner.lattice import Lattice
 
@@ -94,7 +94,7 @@ def test_every_choice_of_rows_and_tile_computes_the_convolution(
     problem: Problem, drawn: st.DataObject
 ) -> None:
     """Not the fastest choice alone: the measurements that fit the cost rule run the others too."""
-    convolution = Convolution.of(problem)
+    convolution = drawn.draw(st.sampled_from(convolutions(problem)))
     choices = row_choices(convolution, list(tiles_of(problem.dtype)))
     tiling = drawn.draw(st.sampled_from(list(tilings(drawn.draw(st.sampled_from(choices)), H200))))
     x, w, b = data(problem)
@@ -106,7 +106,7 @@ def test_every_choice_of_rows_and_tile_computes_the_convolution(
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(problems())
 def test_the_same_kernel_can_compute_the_gradient_of_the_input(problem: Problem) -> None:
-    tiling = direct.best_tiling(Convolution.of_input_gradient(problem), H200)
+    tiling = direct.best_tiling([Convolution.of_input_gradient(problem)], H200)
     assert tiling is not None
     x, w, _ = data(problem)
     inputs = torch.from_numpy(x).requires_grad_()
@@ -148,6 +148,18 @@ def test_phases_are_turned_until_they_share_their_shifts() -> None:
     axis = Axis.of(Lattice.of(problem, 0), 20)
     assert (axis.first, axis.shifts, axis.margin) == (-1, {-1, 0, 1}, 2)
     assert all(len(taps) == 3 for taps in axis.taps)
+
+
+def test_points_of_one_output_are_widened() -> None:
+    """A depthwise layer of stride 1 has one output a point: points of 2 or 4 share inputs."""
+    ways = convolutions(Problem.of(2, 8, 8, (40, 40), 7, 1, 3, groups=8))
+    assert [tuple(axis.in_step for axis in way.axes) for way in ways] == [
+        (1, 1, 1),
+        (1, 1, 2),
+        (1, 1, 4),
+        (1, 2, 2),
+    ]
+    assert len(convolutions(Problem.of(2, 8, 8, (40, 40), 4, 2, 1, groups=8))) == 1
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -202,8 +214,7 @@ def test_old_gpus_are_refused_by_their_capability() -> None:
 
 
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
-    convolution = Convolution.of(Problem.of(1, 8, 8, (4, 4), 3))
-    tiling = direct.best_tiling(convolution, H200)
+    tiling = direct.best_tiling(convolutions(Problem.of(1, 8, 8, (4, 4), 3)), H200)
     assert isinstance(tiling, Tiling)
     counts = ["kinds", "firsts", "offsets", "taps"]
     assert [*direct.scalar_fields(tiling), *counts] == emulator.header_fields()

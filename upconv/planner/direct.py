@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from .candidate import Candidate, Refusal
-from .direct_shape import NOWHERE, Convolution, Kind, Rows, row_choices
+from .direct_shape import NOWHERE, Convolution, Kind, Rows, convolutions, row_choices
 from .direct_tiling import CLOCK_MHZ, Tiling, least_cycles, tiles_of, tilings
 from .problem import ELEMENT_BYTES, Hardware, Problem
 
@@ -55,16 +55,17 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = legality(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = best_tiling(Convolution.of(problem), hardware)
+    best = best_tiling(convolutions(problem), hardware)
     if best is None:
         return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
     return Candidate(KERNEL, best.microseconds, record(best), best.notes)
 
 
-def best_tiling(convolution: Convolution, hardware: Hardware) -> Tiling | None:
+def best_tiling(ways: list[Convolution], hardware: Hardware) -> Tiling | None:
+    """The fastest tiling of the fastest way to write the convolution."""
     best: Tiling | None = None
-    choices = filter(fits_tables, row_choices(convolution, list(tiles_of(convolution.dtype))))
-    for rows in sorted(choices, key=least_cycles):
+    choices = [rows for way in ways for rows in row_choices(way, list(tiles_of(way.dtype)))]
+    for rows in sorted(filter(fits_tables, choices), key=least_cycles):
         # Rows whose products alone take longer than all of the best so far need no closer look.
         least = least_cycles(rows) / hardware.multiprocessors / CLOCK_MHZ
         if best is not None and least > best.microseconds:

@@ -96,9 +96,11 @@ class Convolution:
     weight_out: int
 
     @staticmethod
-    def of(problem: Problem) -> Convolution:
-        """The forward pass."""
-        lattices = [Lattice.of(problem, i) for i in range(problem.ndim)]
+    def of(problem: Problem, in_steps: tuple[int, ...] = (1, 1, 1)) -> Convolution:
+        """The forward pass. With input steps (of the last dimensions) over 1, neighbouring outputs
+        become phases of one point, so that a thread finds rows to share its inputs among."""
+        steps = in_steps[-problem.ndim :]
+        lattices = [Lattice.of(problem, i, step) for i, step in enumerate(steps)]
         axes = [Axis.of(lattice, n) for lattice, n in zip(lattices, problem.in_size, strict=True)]
         taps, outputs = prod(problem.kernel), problem.out_channels // problem.groups
         channels = (problem.in_channels // problem.groups, outputs)
@@ -195,6 +197,16 @@ class Rows:
         shifts = sorted(found)
         taps_in_order = tuple(tap for shift in shifts for tap in found[shift])
         return Kind(x.first + start, columns, tuple(firsts), tuple(shifts), taps_in_order)
+
+
+def convolutions(problem: Problem) -> list[Convolution]:
+    """The forward pass, and where its points have hardly an output each, points of 2 or 4."""
+    plain = Convolution.of(problem)
+    if plain.out_channels * prod(axis.phases for axis in plain.axes) > 2:
+        return [plain]
+    steps = [(1, 1, 2), (1, 1, 4), (1, 2, 2)] if problem.ndim > 1 else [(1, 1, 2), (1, 1, 4)]
+    wide = [(y, x) for _, y, x in steps if problem.out_size[-1] >= 8 * x]
+    return [plain, *(Convolution.of(problem, (1, y, x)) for y, x in wide)]
 
 
 def row_choices(convolution: Convolution, sizes: list[int]) -> list[Rows]:
