@@ -70,7 +70,8 @@ class Plan:
 
 def check_memory(plan: Plan) -> None:
     """Tile, weights and sums stay inside shared memory; points stay inside their channel."""
-    size = plan.shared_bytes // (8 if plan.type == 1 else 4)
+    taps = 2 * plan.row_warps * plan.most_taps * plan.folds * plan.width
+    size = (plan.shared_bytes - -(-taps // 16) * 16) // (8 if plan.type == 1 else 4)
     points = plan.warps // plan.row_warps * plan.points * 32
     line = points * plan.width + (points * plan.width // 32 * 4 if plan.width == 8 else 0)
     stage = plan.row_warps * (plan.rows // plan.width) * line
@@ -81,7 +82,7 @@ def check_memory(plan: Plan) -> None:
     assert plan.channel >= residues * plan.plane
     used = ((plan.tile_z - 1) * plan.tile_rows + plan.tile_y - 1) * plan.pitch + plan.tile_x
     assert used <= points, "the tile has more points than the block has sums"
-    assert all(0 <= o and points + o <= plan.channel for o in plan.offset)
+    assert all(o >= 0 and points + o <= plan.channel for o in plan.offset)
     assert residues * plan.plane < 1 << 22, "positions are divided in float"
     assert all(k["end"] - k["begin"] <= plan.most_taps for k in plan.kind)
 

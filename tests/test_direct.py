@@ -54,7 +54,7 @@ def check(ndim: int, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @settings(
-    max_examples=350,
+    max_examples=150,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],

@@ -19,9 +19,46 @@ TERAFLOPS = {"float64": 60.0, "float32": 421.0, "bfloat16": 805.0, "float16": 76
 """Sustained matrix rates of an H200; float32 is TF32."""
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
+FEW_CHANNELS = 8
+FEW_CHANNELS_TERAFLOPS = 13.0
+"""With fewer channels than that on either side: 2 to 13 over 8 layers."""
+DOUBLE_TERAFLOPS = 5.0
+"""float64: 0.2 to 5 over 8 layers, far from what the matrix units could do."""
+GROUPED_STRIDED = {"float32": 4.0, "bfloat16": 2.2, "float16": 2.2}
+"""Groups of several channels with a stride: how much longer than the rule for groups = 1 says,
+and in three dimensions twice that (5 to 12 times in float32, 2.2 to 5.5 in bfloat16)."""
 
 
 def aten_microseconds(problem: Problem) -> float:
+    return max(_tuned_microseconds(problem), _awkward_microseconds(problem))
+
+
+def _awkward_microseconds(problem: Problem) -> float:
+    """Contiguous layers that PyTorch has no good kernel for; 0 for all others."""
+    channels = min(problem.in_channels, problem.out_channels) // problem.groups
+    strided = max(problem.stride) > 1
+    if problem.channels_last:
+        return 0.0
+    if problem.groups > 1 and problem.in_channels == problem.groups:
+        # Depthwise: time for every output, and for every tap whether it meets an input or not.
+        # 16-bit types have a better kernel where nothing is strided or the kernel is large.
+        outputs = problem.batch * problem.out_channels * prod(problem.out_size) / 1e6
+        better = problem.element_bytes == 2 and (not strided or prod(problem.kernel) > 100)
+        estimate = outputs * (9.4 + 0.6 * prod(problem.kernel)) * (0.3 if better else 1.0)
+    elif problem.dtype == "float64":
+        estimate = problem.flops / DOUBLE_TERAFLOPS / 1e6
+    elif problem.groups > 1 and strided:
+        times = GROUPED_STRIDED[problem.dtype] * (2 if problem.ndim == 3 else 1)
+        return times * _tuned_microseconds(problem)
+    elif channels < FEW_CHANNELS:
+        estimate = problem.flops / FEW_CHANNELS_TERAFLOPS / 1e6
+    else:
+        return 0.0
+    return estimate + CALL_MICROSECONDS
+
+
+def _tuned_microseconds(problem: Problem) -> float:
+    """What cuDNN's kernels for tensor cores take."""
     arithmetic = problem.flops / TERAFLOPS[problem.dtype] / 1e6
     memory = problem.bytes / COPY_TERABYTES / 1e6
     if problem.channels_last:

@@ -96,7 +96,8 @@ def offset_lists(
 ) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Where each kind's shifts begin, and all of them; kinds with the same list share it."""
     places: dict[tuple[tuple[int, int, int], ...], int] = {}
-    begins, shifts = [], []
+    begins: list[int] = []
+    shifts: list[tuple[int, int, int]] = []
     for kind in kinds:
         if kind.shifts not in places:
             places[kind.shifts] = len(shifts)

@@ -27,7 +27,10 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
   plan->step_x = plan->threads % plan->pitch;
   plan->step_y = plan->threads / plan->pitch % plan->tile_rows;
   plan->step_z = plan->threads / plan->pitch / plan->tile_rows;
-  plan->thread_channels = plan->rows / (plan->folds * plan->width);
+  plan->phases = plan->folds * plan->width;
+  plan->by_phases = 1.0f / plan->phases;
+  plan->tap_bytes = (plan->row_warps * plan->most_taps * plan->phases * 2 + 15) / 16 * 16;
+  plan->thread_channels = plan->rows / plan->phases;
   plan->row_shift = 0;
   while (1 << plan->row_shift < plan->row_lanes) ++plan->row_shift;
   plan->skew = plan->width == 8 ? 4 : 0;

@@ -15,7 +15,7 @@ namespace upconv {
 
 template <typename T, int kRows, int kPoints>
 cudaError_t launch_direct(const DirectParams& p, cudaStream_t stream) {
-  auto kernel = direct_fprop_kernel<T, kRows, kPoints>;
+  auto kernel = direct::direct_fprop_kernel<T, kRows, kPoints>;
   if (p.shared_bytes > 48 * 1024) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);

@@ -90,9 +90,11 @@ struct DirectParams {
   UPCONV_DIRECT_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
   // Made from the above when the plan is read: as parameters they take up no registers.
-  int64_t in_plane, out_plane;  // elements of one channel
-  float by_width, by_tile_y;    // reciprocals
+  int64_t in_plane, out_plane;           // elements of one channel
+  float by_width, by_tile_y, by_phases;  // reciprocals
   int threads;
+  int phases;                  // of a thread: folds x width
+  int tap_bytes;               // of shared memory, for the taps of all sets of rows
   int step_z, step_y, step_x;  // `threads` positions further in the tile
   int thread_channels;         // output channels of a thread
   int row_shift;               // row_lanes as a power of two
