@@ -20,8 +20,8 @@ TERAFLOPS = {"float64": 60.0, "float32": 421.0, "bfloat16": 805.0, "float16": 76
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
 FEW_CHANNELS = 8
-FEW_CHANNELS_TERAFLOPS = 13.0
-"""With fewer channels than that on either side: 2 to 13 over 8 layers."""
+FEW_CHANNELS_TERAFLOPS = {"strided float32": 13.0, "other": 8.0}
+"""With fewer channels than that on either side: 9 to 13 and 2 to 8 over 8 layers."""
 DOUBLE_TERAFLOPS = 5.0
 """float64: 0.2 to 5 over 8 layers, far from what the matrix units could do."""
 GROUPED_STRIDED = {"float32": 4.0, "bfloat16": 2.2, "float16": 2.2}
@@ -51,7 +51,8 @@ def _awkward_microseconds(problem: Problem) -> float:
         times = GROUPED_STRIDED[problem.dtype] * (2 if problem.ndim == 3 else 1)
         return times * _tuned_microseconds(problem)
     elif channels < FEW_CHANNELS:
-        estimate = problem.flops / FEW_CHANNELS_TERAFLOPS / 1e6
+        kind = "strided float32" if strided and problem.dtype == "float32" else "other"
+        estimate = problem.flops / FEW_CHANNELS_TERAFLOPS[kind] / 1e6
     else:
         return 0.0
     return estimate + CALL_MICROSECONDS

@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply(const DirectParams& p, const DirectKind
                                          int channels, const Acc* inputs, const Acc* weights,
                                          Acc (&sums)[kRows][kPoints]) {
   for (int c = 0; c < channels; ++c) {
-#pragma unroll 2
+#pragma unroll(sizeof(Acc) == 8 ? 1 : 2)
     for (int i = kind.begin; i < kind.end; ++i) {
       Acc w[kPaddedRows<kRows>], x[kPoints];
       load_weights<kRows>(weights, w);
