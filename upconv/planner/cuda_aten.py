@@ -24,9 +24,6 @@ FEW_CHANNELS_TERAFLOPS = {"strided float32": 13.0, "other": 8.0}
 """With fewer channels than that on either side: 9 to 13 and 2 to 8 over 8 layers."""
 DOUBLE_TERAFLOPS = 5.0
 """float64: 0.2 to 5 over 8 layers, far from what the matrix units could do."""
-GROUPED_STRIDED = {"float32": 4.0, "bfloat16": 2.2, "float16": 2.2}
-"""Groups of several channels with a stride: how much longer than the rule for groups = 1 says,
-and in three dimensions twice that (5 to 12 times in float32, 2.2 to 5.5 in bfloat16)."""
 
 
 def aten_microseconds(problem: Problem) -> float:
@@ -35,7 +32,7 @@ def aten_microseconds(problem: Problem) -> float:
 
 def _awkward_microseconds(problem: Problem) -> float:
     """Contiguous layers that PyTorch has no good kernel for; 0 for all others."""
-    channels = min(problem.in_channels, problem.out_channels) // problem.groups
+    channels = min(problem.in_channels, problem.out_channels)
     strided = max(problem.stride) > 1
     if problem.channels_last:
         return 0.0
@@ -47,10 +44,7 @@ def _awkward_microseconds(problem: Problem) -> float:
         estimate = outputs * (9.4 + 0.6 * prod(problem.kernel)) * (0.3 if better else 1.0)
     elif problem.dtype == "float64":
         estimate = problem.flops / DOUBLE_TERAFLOPS / 1e6
-    elif problem.groups > 1 and strided:
-        times = GROUPED_STRIDED[problem.dtype] * (2 if problem.ndim == 3 else 1)
-        return times * _tuned_microseconds(problem)
-    elif channels < FEW_CHANNELS:
+    elif problem.groups == 1 and channels < FEW_CHANNELS:
         kind = "strided float32" if strided and problem.dtype == "float32" else "other"
         estimate = problem.flops / FEW_CHANNELS_TERAFLOPS[kind] / 1e6
     else:
