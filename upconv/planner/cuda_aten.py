@@ -27,29 +27,35 @@ DOUBLE_TERAFLOPS = 5.0
 
 
 def aten_microseconds(problem: Problem) -> float:
+    depthwise = 1 < problem.groups == problem.in_channels
+    if depthwise and not problem.channels_last:
+        return _depthwise_microseconds(problem)
     return max(_tuned_microseconds(problem), _awkward_microseconds(problem))
 
 
+def _depthwise_microseconds(problem: Problem) -> float:
+    """Time for every output, and for every tap whether it meets an input or not.
+
+    16-bit types have a better kernel where nothing is strided or the kernel is large.
+    """
+    outputs = problem.batch * problem.out_channels * prod(problem.out_size) / 1e6
+    taps = prod(problem.kernel)
+    better = problem.element_bytes == 2 and (max(problem.stride) == 1 or taps > 100)
+    return outputs * (9.4 + 0.6 * taps) * (0.3 if better else 1.0) + CALL_MICROSECONDS
+
+
 def _awkward_microseconds(problem: Problem) -> float:
-    """Contiguous layers that PyTorch has no good kernel for; 0 for all others."""
+    """Contiguous layers that the tensor cores do not serve; 0 for all others."""
     channels = min(problem.in_channels, problem.out_channels)
-    strided = max(problem.stride) > 1
     if problem.channels_last:
         return 0.0
-    if problem.groups > 1 and problem.in_channels == problem.groups:
-        # Depthwise: time for every output, and for every tap whether it meets an input or not.
-        # 16-bit types have a better kernel where nothing is strided or the kernel is large.
-        outputs = problem.batch * problem.out_channels * prod(problem.out_size) / 1e6
-        better = problem.element_bytes == 2 and (not strided or prod(problem.kernel) > 100)
-        estimate = outputs * (9.4 + 0.6 * prod(problem.kernel)) * (0.3 if better else 1.0)
-    elif problem.dtype == "float64":
-        estimate = problem.flops / DOUBLE_TERAFLOPS / 1e6
-    elif problem.groups == 1 and channels < FEW_CHANNELS:
-        kind = "strided float32" if strided and problem.dtype == "float32" else "other"
-        estimate = problem.flops / FEW_CHANNELS_TERAFLOPS[kind] / 1e6
-    else:
-        return 0.0
-    return estimate + CALL_MICROSECONDS
+    if problem.dtype == "float64":
+        return problem.flops / DOUBLE_TERAFLOPS / 1e6 + CALL_MICROSECONDS
+    if problem.groups == 1 and channels < FEW_CHANNELS:
+        strided = max(problem.stride) > 1 and problem.dtype == "float32"
+        rate = FEW_CHANNELS_TERAFLOPS["strided float32" if strided else "other"]
+        return problem.flops / rate / 1e6 + CALL_MICROSECONDS
+    return 0.0
 
 
 def _tuned_microseconds(problem: Problem) -> float:
