@@ -25,6 +25,7 @@ KERNEL_IDS = {
     "cpu_fprop": 1,
     "sm90_wgmma_fprop": 2,
     "mma_fprop": 3,
+    "direct_fprop": 4,
     "sm90_wgmma_wgrad": 5,
 }
 DEVICE_KINDS = ("cpu", "cuda")

@@ -28,6 +28,11 @@ TRANSFORM_TERAFLOPS = 110.0
 """The same where PyTorch can use a transform: stride 1, two dimensions, many output channels."""
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
+FEW_CHANNELS = 8
+FEW_CHANNELS_TERAFLOPS = {"strided float32": 13.0, "other": 8.0}
+"""With fewer channels than that on either side: 9 to 13 and 2 to 8 over 8 layers."""
+DOUBLE_TERAFLOPS = 5.0
+"""float64: 0.2 to 5 over 8 layers, far from what the matrix units could do."""
 
 
 GRADIENT = {
@@ -60,11 +65,42 @@ def _least(problem: Problem) -> tuple[float, float]:
 
 
 def aten_microseconds(problem: Problem) -> float:
-    arithmetic, memory = _least(problem)
     if problem.channels_last:
+        arithmetic, memory = _least(problem)
         return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
     if problem.direction != "forward":
         return gradient_microseconds(problem)
+    if 1 < problem.groups == problem.in_channels:
+        return _depthwise_microseconds(problem)
+    return max(_tuned_microseconds(problem), _awkward_microseconds(problem))
+
+
+def _depthwise_microseconds(problem: Problem) -> float:
+    """Time for every output, and for every tap whether it meets an input or not.
+
+    16-bit types have a better kernel where nothing is strided or the kernel is large.
+    """
+    outputs = problem.batch * problem.out_channels * prod(problem.out_size) / 1e6
+    taps = prod(problem.kernel)
+    better = problem.element_bytes == 2 and (max(problem.stride) == 1 or taps > 100)
+    return outputs * (9.4 + 0.6 * taps) * (0.3 if better else 1.0) + CALL_MICROSECONDS
+
+
+def _awkward_microseconds(problem: Problem) -> float:
+    """Contiguous layers that the tensor cores do not serve; 0 for all others."""
+    channels = min(problem.in_channels, problem.out_channels)
+    if problem.dtype == "float64":
+        return problem.flops / DOUBLE_TERAFLOPS / 1e6 + CALL_MICROSECONDS
+    if problem.groups == 1 and channels < FEW_CHANNELS:
+        strided = max(problem.stride) > 1 and problem.dtype == "float32"
+        rate = FEW_CHANNELS_TERAFLOPS["strided float32" if strided else "other"]
+        return problem.flops / rate / 1e6 + CALL_MICROSECONDS
+    return 0.0
+
+
+def _tuned_microseconds(problem: Problem) -> float:
+    """What cuDNN's kernels take."""
+    arithmetic, memory = _least(problem)
     outputs = problem.batch * problem.out_channels * prod(problem.out_size)
     bias_pass = 2 * outputs * problem.element_bytes if problem.bias else 0
     if problem.dtype == "float32" and not problem.tf32:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 
-from . import cpu, cuda_aten, mma, sm90, sm90_wgrad
+from . import cpu, cuda_aten, direct, mma, sm90, sm90_wgrad
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import DIRECTIONS, Hardware, Problem
@@ -15,6 +15,7 @@ from .problem import DIRECTIONS, Hardware, Problem
 KERNELS = {
     cpu.KERNEL: cpu.consider,
     sm90.KERNEL: sm90.consider,
+    direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
 }

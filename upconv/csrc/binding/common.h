@@ -36,6 +36,7 @@ enum KernelId : int64_t {
   kCpuFprop = 1,
   kSm90WgmmaFprop = 2,
   kMmaFprop = 3,
+  kDirectFprop = 4,
   kSm90WgmmaWgrad = 5
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common.h"
+#include "cuda/direct_launch.h"
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
@@ -204,6 +205,41 @@ inline CudaKernel mma_kernel() {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The kernel on the CUDA cores
+
+inline CudaKernel::Prepared read_direct(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<DirectParams>();
+  if (!read_direct_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const bool fits =
+      !call.channels_last && plan->batch == call.batch && plan->groups == call.groups &&
+      plan->in_channels * call.groups == call.in_channels &&
+      plan->out_channels * call.groups == call.out_channels && plan->in_d == call.in[0] &&
+      plan->in_h == call.in[1] && plan->in_w == call.in[2] && plan->out_d == call.out[0] &&
+      plan->out_h == call.out[1] && plan->out_w == call.out[2] &&
+      plan->weight_out == call.kernel[0] * call.kernel[1] * call.kernel[2];
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel direct_kernel() {
+  return {kDirectFprop,
+          "the kernel on the CUDA cores",
+          1,  // reads single elements
+          read_direct,
+          nullptr,
+          nullptr,
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            DirectParams params = *static_cast<const DirectParams*>(plan);
+            params.x = operands.input;
+            params.w = operands.weight;
+            params.bias = operands.bias;
+            params.y = operands.output;
+            return direct_fprop(params, stream);
+          }};
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // Every kernel of this library.
 inline const std::vector<CudaKernel>& cuda_kernels() {
@@ -213,6 +249,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       wgrad_kernel(),
 #endif
       mma_kernel(),
+      direct_kernel(),
   };
   return kernels;
 }

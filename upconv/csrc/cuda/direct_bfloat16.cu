@@ -1,0 +1,15 @@
+// The CUDA-core kernel for bfloat16 tensors; a file of its own so that the four compile side by
+// side.
+#include "direct_launch.cuh"
+
+namespace upconv {
+
+cudaError_t direct_fprop_bfloat16(const DirectParams& p, cudaStream_t stream) {
+#define UPCONV_TRY(r, n) \
+  if (p.rows == r) return launch_direct<__nv_bfloat16, r, n>(p, stream);
+  UPCONV_DIRECT_FLOAT_TILES(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv
