@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import exp, isfinite, log
 from pathlib import Path
@@ -27,7 +27,7 @@ from .doctor import cpu_name
 from .explain import explanation_of, this_hardware
 from .floor import Rates
 from .jit import load
-from .planner import ATEN, Problem
+from .planner import ATEN, Plan, Problem
 from .stopwatch import Timing
 from .version import __version__
 
@@ -351,7 +351,7 @@ def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
         row = replace(row, times=times, scratch=scratch)
     if row.direction == "backward":
         # After the timing, which a profiler must not disturb.
-        row = with_backward_kernels(row, contenders["upconv"])
+        row = with_backward_kernels(row, contenders["upconv"], explanation.gradients)
     return row
 
 
@@ -372,14 +372,17 @@ def with_errors(
     return replace(row, errors=errors, limit=max(limits.values()), gradients=parts, limits=limits)
 
 
-def with_backward_kernels(row: Row, upconv: Contender) -> Row:
-    """The planner speaks of the forward pass: what the backward pass runs is looked at."""
-    kernel = upconv.do(gradients.kernels_seen)
+def with_backward_kernels(row: Row, upconv: Contender, plans: Sequence[Plan]) -> Row:
+    """What was planned for the gradients, as far as it was seen to run."""
+    seen = upconv.do(gradients.kernels_seen)
+    planned = dict.fromkeys(plan.kernel for plan in plans)
+    own = [kernel for kernel in planned if kernel != ATEN] or [gradients.OWN]
+    names = {ATEN: [ATEN], gradients.MIXED: [*own, ATEN]}.get(seen, own)
     reasons = {
         ATEN: "every gradient is computed by PyTorch's operator",
         gradients.MIXED: "some of the gradients are computed by PyTorch's operator",
     }
-    return replace(row, kernel=kernel, reason=reasons.get(kernel, ""))
+    return replace(row, kernel=" + ".join(names), reason=reasons.get(seen, ""))
 
 
 Results = dict[str, tuple[Tensor, ...]]

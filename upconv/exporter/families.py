@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..jit.recipe import CUDA_CFLAGS
-from ..planner import Candidate, Hardware, Problem, Refusal, sm90
+from ..planner import Candidate, Hardware, Problem, Refusal, direct, mma, sm90
 from . import cuda_source
 from .errors import ExportError
 
@@ -88,5 +88,35 @@ SM90 = Family(
     about="WGMMA on Hopper, straight on the layout of the tensors",
 )
 
-FAMILIES = (SM90,)
+MMA = Family(
+    kernel=mma.KERNEL,
+    module="mma",
+    consider=mma.consider,
+    operands={
+        "tf32": Operand(0, "tf32", "MmaTf32"),
+        "bfloat16": Operand(1, "bf16", "MmaBf16"),
+        "float16": Operand(2, "fp16", "MmaFp16"),
+        "float32": Operand(3, "split", "MmaSplit"),
+    },
+    sources=("cuda/mma_{operand}.cu", "cuda/mma_launch.cu", "export/mma_fprop.cu"),
+    operand_list="UPCONV_OPERANDS",
+    about="mma.sync, for groups, three dimensions and GPUs without WGMMA",
+)
+
+DIRECT = Family(
+    kernel=direct.KERNEL,
+    module="direct",
+    consider=direct.consider,
+    operands={
+        "float32": Operand(0, "float32", "float"),
+        "float64": Operand(1, "float64", "double"),
+        "bfloat16": Operand(2, "bfloat16", "__nv_bfloat16"),
+        "float16": Operand(3, "float16", "__half"),
+    },
+    sources=("cuda/direct_{operand}.cu", "cuda/direct_launch.cu", "export/direct_fprop.cu"),
+    operand_list="UPCONV_TYPES",
+    about="on the CUDA cores, for few channels a group",
+)
+
+FAMILIES = (SM90, MMA, DIRECT)
 """The one that covers the layer and is expected to be the fastest is exported."""

@@ -30,8 +30,8 @@ CYCLES = {
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 GATHER_FACTOR = 2.0
 """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
-SPREAD_STORE = 9.0
-"""How much slower the stores are that spread more than two width phases (measured on kb81)."""
+SPREAD_STORE = 7.1
+"""How much slower the stores are that spread more than two width phases (kb81: 0.73 ms)."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
