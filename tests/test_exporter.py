@@ -355,12 +355,34 @@ def test_a_layer_that_pytorch_computes_faster_is_said_so(
 
 
 @pytest.mark.parametrize(
+    ("more", "dtype", "kernel"),
+    [
+        (["--groups", "4"], "float32", "mma_fprop"),
+        (["--groups", "8", "--dtype", "bfloat16"], "bfloat16", "direct_fprop"),
+        (["--dtype", "float64"], "float64", "direct_fprop"),
+        (["--no-tf32"], "float32", "mma_fprop"),
+        (["--capability", "8.0", "--dtype", "bfloat16"], "bfloat16", "mma_fprop"),
+    ],
+)
+def test_other_kernels(
+    more: list[str],
+    dtype: str,
+    kernel: str,
+    tmp_path: Path,
+    builds: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "layer.py"
+    assert cli.main(["export", *LAYER, *more, "-o", str(path)]) == 0
+    assert f"written: {path} ({kernel}, {dtype}, " in capsys.readouterr().out
+    assert rules.violations(path.read_text(), dtype) == []
+    load(path.read_text())
+    assert len(builds) == 1
+
+
+@pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--groups", "4"], "groups = 4: covers groups = 1 only"),
-        (["--dtype", "float64"], "has no float64 form"),
-        (["--no-tf32"], "has no float32 form without TF32"),
-        (["--capability", "8.0"], "needs compute capability 9.0"),
         (["--capability", "7.5"], "unknown compute capability 7.5; choose from 8.0"),
         (["--output-padding", "1"], "output_padding = 1 must be smaller"),
         (["--padding", "9"], "the output would be"),
@@ -378,14 +400,11 @@ def test_refusals(
 @pytest.mark.parametrize(
     ("layer", "size", "words"),
     [
-        (nn.ConvTranspose3d(16, 16, 3), (1, 16, 4, 4, 4), "3-D is not covered"),
-        (nn.ConvTranspose2d(3, 16, 3), (1, 3, 8, 8), "in_channels = 3"),
         (nn.ConvTranspose2d(16, 16, 3), (1, 15, 8, 8), "the second of them 16"),
         (nn.ConvTranspose2d(16, 16, 3), (8, 8), "has 4 sizes"),
         (nn.ConvTranspose2d(16, 16, 3, padding="same"), (1, 16, 8, 8), "no such padding"),
         (nn.LazyConvTranspose2d(16, 3), (1, 16, 8, 8), "whose sizes are known"),
         (nn.Conv2d(16, 16, 3), (1, 16, 8, 8), "got Conv2d"),
-        (nn.ConvTranspose2d(16, 16, 3).double(), (1, 16, 8, 8), "has no float64 form"),
     ],
 )
 def test_layers_that_are_refused(
