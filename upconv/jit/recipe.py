@@ -155,7 +155,7 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
         if file.suffix in _SUFFIXES and not _below_csrc(file).startswith(_FOREIGN[kind])
     ]
     gencodes: list[str] = []
-    cflags = CFLAGS
+    cflags: tuple[str, ...] = CFLAGS
     if kind == "cuda":
         capabilities = [capability] if capability else _capabilities()
         gencodes = [_gencode(c) for c in capabilities]
