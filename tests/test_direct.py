@@ -124,15 +124,6 @@ def test_float32_is_exact_where_tf32_is_allowed() -> None:
         conv.fp32_precision = before
 
 
-def test_a_depthwise_layer_takes_the_kernel_by_itself() -> None:
-    x = torch.randn(8, 21, 64, 64, device="cuda")
-    plan = ops.planned(
-        2, x, torch.randn(21, 1, 16, 16, device="cuda"), None, [8], [4], [0], 21, [1]
-    )
-    assert plan is not None
-    assert plan.kernel == direct.KERNEL
-
-
 def test_gradients_flow_through_the_kernel() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 6, 9, 10, device="cuda", dtype=torch.float64, requires_grad=True)

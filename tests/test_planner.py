@@ -13,6 +13,7 @@ import pytest
 
 from upconv.planner import ATEN, H200, KERNELS, Hardware, Plan, Problem, make_plan
 from upconv.planner.geometry import output_size
+from upconv.planner.plan import ON_TRIAL
 
 CPU = Hardware("cpu", name="any", threads=2, isa="avx2")
 MACHINES = [CPU, replace(CPU, isa="avx512", threads=64), replace(CPU, isa="scalar"), H200]
@@ -183,3 +184,14 @@ print(plan.kernel)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in {ATEN, *KERNELS}
+
+
+def test_a_kernel_on_trial_serves_only_when_it_is_asked_for() -> None:
+    for kernel, direction in ON_TRIAL:
+        groups = 16 if kernel == "direct_fprop" else 1
+        problem = Problem.of(4, 16, 16, (64, 64), 3, groups=groups, tf32=True, direction=direction)
+        plan = make_plan(problem, H200)
+        assert plan.kernel != kernel
+        (reason,) = [refusal.reason for refusal in plan.refused if refusal.kernel == kernel]
+        assert f"UPCONV_FORCE_KERNEL={kernel}" in reason
+        assert make_plan(problem, H200, kernel).kernel == kernel
