@@ -374,7 +374,9 @@ def _planner():
 
     @dataclass(frozen=True)
     class Problem:
-        """A forward transposed convolution of `len(in_size)` spatial dimensions.
+        """A transposed convolution of `len(in_size)` spatial dimensions, or one of its gradients.
+
+        Sizes and channels are those of the forward computation in every direction.
 
         `dtype` is torch's name without the prefix ("float32"). `channels_last` is the memory layout of
         input and output. `tf32` says that float32 products may be rounded to TF32, as
@@ -395,6 +397,7 @@ def _planner():
         dtype: str = "float32"
         channels_last: bool = False
         tf32: bool = False
+        direction: str = "forward"
 
         @staticmethod
         def of(
@@ -717,7 +720,6 @@ def _planner():
         def fields(self, shape: "Shape") -> dict[str, int]:
             problem = shape.problem
             shift_y = shape.shifts[0]
-            taps = problem.kernel[0] * problem.kernel[1]
             out_h, out_w = problem.out_size
             return {
                 "operand": OPERANDS[problem.dtype],
@@ -761,8 +763,8 @@ def _planner():
                 "turn_slices": turn_slices(self.alternate, self.slices, self.slots),
                 "fold_rows": shape.fold_rows,
                 "vector": self.vector,
-                "weight_in": problem.out_channels * taps,
-                "weight_out": taps,
+                "weight_in": 0,
+                "weight_out": 0,
                 "groups": self.groups,
                 "kinds": 0,
                 "pairs": 0,
@@ -1112,6 +1114,8 @@ def _planner():
         rows: "Lattice"
         columns: "Lattice"
         folds: int
+        mirrored: bool = False
+        """The weight is read with its taps in reverse and its channels exchanged (`mirror`)."""
 
         @cached_property
         def kinds(self) -> "tuple[tuple[Kind, ...], ...]":
@@ -1130,7 +1134,9 @@ def _planner():
             for fold, y in enumerate(group):
                 for ty, tx in product(self.rows.taps[y], self.columns.taps[x]):
                     folds = taps.setdefault((ty.shift, tx.shift), [-1] * self.folds)
-                    folds[fold] = ty.k * width + tx.k
+                    position = ty.k * width + tx.k
+                    last = self.problem.kernel[0] * width - 1
+                    folds[fold] = last - position if self.mirrored else position
             first_y = [self.rows.firsts[y] for y in group]
             return Kind(
                 self.columns.firsts[x],
@@ -1144,6 +1150,14 @@ def _planner():
             every = [shift for group in self.kinds for kind in group for shift, _ in kind.taps]
             ys, xs = [y for y, _ in every] or [0], [x for _, x in every] or [0]
             return min(ys), max(ys), min(xs), max(xs)
+
+        @property
+        def weight_strides(self) -> dict[str, int]:
+            """From one channel that is read, or written, to the next, in elements of the weight."""
+            taps = self.problem.kernel[0] * self.problem.kernel[1]
+            if self.mirrored:
+                return {"weight_in": taps, "weight_out": self.problem.in_channels * taps}
+            return {"weight_in": self.problem.out_channels * taps, "weight_out": taps}
 
         @property
         def fold_rows(self) -> int:
@@ -1166,7 +1180,7 @@ def _planner():
             return sum(len(kind.taps) for kind in self.kinds)
 
 
-    def shapes(problem: "Problem") -> "list[Shape]":
+    def shapes(problem: "Problem", mirrored: bool = False) -> "list[Shape]":
         """The ways to lay the problem out: folded when few output channels would leave rows empty."""
         columns = Lattice.of(problem, 1, 1)
         result = []
@@ -1175,7 +1189,8 @@ def _planner():
                 continue
             stride = problem.stride[0]
             in_step = 1 if stride >= folds or folds % stride else folds // stride
-            result.append(Shape(problem, Lattice.of(problem, 0, in_step), columns, folds))
+            rows = Lattice.of(problem, 0, in_step)
+            result.append(Shape(problem, rows, columns, folds, mirrored))
         return result
 
 
@@ -1257,13 +1272,43 @@ def _planner():
         )
 
 
+    def mirror(problem: "Problem") -> "Problem | str":
+        """The forward computation that computes a problem's grad_input, or why there is none.
+
+        With stride 1, `gx[i] = sum of w[k] * gy[i - p + k * d]` is the transposed convolution of gy
+        with the taps in reverse and a padding of `d * (K - 1) - p`.
+        """
+        if max(problem.stride) > 1:
+            return f"grad_input with stride {max(problem.stride)}: covers stride 1 only"
+        if max(problem.output_padding) > 0:
+            return "grad_input with output_padding: not covered"
+        padding = tuple(d * (k - 1) - p for _, k, _, p, _, d in problem.dimensions)
+        if min(padding) < 0:
+            return f"grad_input with padding beyond the kernel's reach: {problem.padding}"
+        return replace(
+            problem,
+            in_channels=problem.out_channels,
+            out_channels=problem.in_channels,
+            in_size=problem.out_size,
+            padding=padding,
+            bias=False,
+            direction="forward",
+        )
+
+
     def consider(problem: "Problem", hardware: "Hardware") -> "Candidate | Refusal":
+        mirrored = problem.direction == "grad_input"
+        if mirrored:
+            forward = mirror(problem)
+            if isinstance(forward, str):
+                return Refusal(KERNEL, forward)
+            problem = forward
         reason = legality(problem, hardware)
         if reason:
             return Refusal(KERNEL, reason)
         problem = flat(problem)
         best: "tuple[Shape, list[Job], Tiling] | None" = None
-        for shape in shapes(problem):
+        for shape in shapes(problem, mirrored):
             by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
             for tiling in tilings(shape, by_blocks, hardware):
                 if best is None or tiling.cycles < best[2].cycles:
@@ -1314,7 +1359,7 @@ def _planner():
             job_fields += [weights, steps, int(job.interleave), job.columns]
             weights += steps * tiling.slices
         fields = tiling.fields(shape)
-        fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list))
+        fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list), **shape.weight_strides)
         return (*fields.values(), *kind_fields, *pairs, *job_fields)
 
     return _SimpleNamespace(Problem=Problem, Hardware=Hardware, Refusal=Refusal, consider=consider)
