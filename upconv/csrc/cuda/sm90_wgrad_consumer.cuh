@@ -26,13 +26,15 @@ struct Window {
     if constexpr (kRegisters % 4 == 0 && (kTf32 || kPairs)) {
 #pragma unroll
       for (int i = 0; i < kRegisters; i += 4) {
-        const uint4 four = ptx::load_shared4(from + 4 * i);
+        uint4 four;
+        ptx::load_shared(four, from + 4 * i);
         w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kRegisters; i += 2) {
-        const uint2 two = ptx::load_shared2(from + 4 * i);
+        uint2 two;
+        ptx::load_shared(two, from + 4 * i);
         w[i] = two.x, w[i + 1] = two.y;
       }
     }

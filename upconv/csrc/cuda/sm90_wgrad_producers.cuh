@@ -134,7 +134,7 @@ struct Producer {
     for (int i = 0; i < x_count; i += 8) {
       uint32_t v[8];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) v[k] = ptx::load_shared(target + k * x_jump * 16);
+      for (int k = 0; k < 8; ++k) ptx::load_shared(v[k], target + k * x_jump * 16);
 #pragma unroll
       for (int k = 0; k < 8; ++k)
         ptx::store_shared(target + k * x_jump * 16, Operand::prepare(v[k]));
