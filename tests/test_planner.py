@@ -13,7 +13,6 @@ import pytest
 
 from upconv.planner import ATEN, H200, KERNELS, Hardware, Plan, Problem, make_plan
 from upconv.planner.geometry import output_size
-from upconv.planner.plan import ON_TRIAL
 
 CPU = Hardware("cpu", name="any", threads=2, isa="avx2")
 MACHINES = [CPU, replace(CPU, isa="avx512", threads=64), replace(CPU, isa="scalar"), H200]
@@ -186,12 +185,22 @@ print(plan.kernel)
     assert done.stdout.strip() in {ATEN, *KERNELS}
 
 
-def test_a_kernel_on_trial_serves_only_when_it_is_asked_for() -> None:
-    for kernel, direction in ON_TRIAL:
-        groups = 16 if kernel == "direct_fprop" else 1
-        problem = Problem.of(4, 16, 16, (64, 64), 3, groups=groups, tf32=True, direction=direction)
-        plan = make_plan(problem, H200)
-        assert plan.kernel != kernel
-        (reason,) = [refusal.reason for refusal in plan.refused if refusal.kernel == kernel]
-        assert f"UPCONV_FORCE_KERNEL={kernel}" in reason
-        assert make_plan(problem, H200, kernel).kernel == kernel
+@pytest.mark.parametrize(
+    ("kernel", "direction", "groups", "capability"),
+    [
+        ("direct_fprop", "forward", 16, (9, 0)),
+        ("sm90_wgmma_fprop", "grad_input", 1, (9, 0)),
+        ("sm90_wgmma_wgrad", "grad_weight", 1, (9, 0)),
+        ("mma_fprop", "forward", 2, (8, 0)),
+    ],
+)
+def test_a_kernel_on_trial_serves_only_when_it_is_asked_for(
+    kernel: str, direction: str, groups: int, capability: tuple[int, int]
+) -> None:
+    machine = replace(H200, capability=capability, shared_memory=160 * 1024)
+    problem = Problem.of(4, 16, 16, (64, 64), 3, groups=groups, tf32=True, direction=direction)
+    plan = make_plan(problem, machine)
+    assert plan.kernel != kernel
+    (reason,) = [refusal.reason for refusal in plan.refused if refusal.kernel == kernel]
+    assert f"UPCONV_FORCE_KERNEL={kernel}" in reason
+    assert make_plan(problem, machine, kernel).kernel == kernel

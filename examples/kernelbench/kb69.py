@@ -1626,12 +1626,6 @@ __device__ __forceinline__ void load_shared(uint4& v, uint32_t address) {
                : "memory");
 }
 
-__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
-}
-
 // Makes ordinary shared-memory stores of this thread visible to WGMMA and bulk copies.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -9,7 +9,7 @@ from textwrap import fill, indent
 
 from ..explain import check
 from ..planner import ATEN, H200, Candidate, Hardware, Problem, make_plan
-from ..planner.plan import ON_TRIAL
+from ..planner.plan import on_trial
 from ..planner.problem import ELEMENT_BYTES
 from ..version import __version__
 from . import python_source, rules
@@ -76,8 +76,8 @@ def render(
             f"for {family.kernel}:\n  " + "\n  ".join(wrong)
         )
     note = ""
-    if (family.kernel, problem.direction) in ON_TRIAL:
-        note = f"{family.kernel} has yet to pass its tests on a GPU: check what this file computes"
+    if on_trial(family.kernel, problem.direction, machine):
+        note = f"{family.kernel} has yet to pass its tests on such a GPU: check its results"
     elif make_plan(problem, machine).kernel == ATEN:
         note = "PyTorch's own operator is expected to be as fast or faster on this input"
     return Rendered(text, family.kernel, note)

@@ -33,8 +33,11 @@ SOURCES = {
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""
 
-_FOREIGN = {"cpu": ("cuda/", "binding/cuda_"), "cuda": ("cpu/", "binding/cpu_")}
-"""What belongs to the other library only, and so does not enter the key."""
+_FOREIGN = {
+    "cpu": ("cuda/", "binding/cuda_", "export/"),
+    "cuda": ("cpu/", "binding/cpu_", "export/"),
+}
+"""What belongs to the other library or to exported files only, and so does not enter the key."""
 
 _HOPPER_SOURCES = "cuda/sm90_"
 """Sources with WGMMA in them, which compile for compute capability 9.0a alone: a machine with any

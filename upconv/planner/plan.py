@@ -24,13 +24,15 @@ KERNELS = {
 SERVED = {sm90.KERNEL: ("forward", "grad_input"), sm90_wgrad.KERNEL: ("grad_weight",)}
 """The directions of the kernels that do not compute the forward pass alone."""
 
-ON_TRIAL = {
-    (direct.KERNEL, "forward"),
-    (sm90.KERNEL, "grad_input"),
-    (sm90_wgrad.KERNEL, "grad_weight"),
-}
-"""Kernels, by direction, whose present source has not passed all of its tests on a GPU: they serve
-only where they are asked for by name."""
+PROVEN = {(sm90.KERNEL, "forward"): ((9, 0),), (mma.KERNEL, "forward"): ((9, 0),)}
+"""GPU kernels, by direction, and the compute capabilities on which their present form was seen to
+be right. All others are on trial: they serve only where they are asked for by name."""
+
+
+def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
+    seen = PROVEN.get((kernel, direction), ())
+    return hardware.kind == "cuda" and hardware.capability not in seen
+
 
 MARGIN = {"cpu": 1.05, "cuda": 1.15}
 """A kernel of our own must promise at least this gain: the estimates are no better than that. Those
@@ -76,12 +78,13 @@ def _answer(
     if problem.direction not in served:
         return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
     answer = KERNELS[kernel](problem, hardware)
-    on_trial = (kernel, problem.direction) in ON_TRIAL and kernel != forced
-    if isinstance(answer, Candidate) and on_trial:
+    if isinstance(answer, Refusal) or kernel == forced:
+        return answer
+    if on_trial(kernel, problem.direction, hardware):
         return Refusal(
             kernel,
-            "on trial: its present form has yet to pass its tests on a GPU; could serve, with"
-            f" {answer.microseconds:.1f} us expected, if UPCONV_FORCE_KERNEL={kernel} asked for it",
+            "on trial: its present form has yet to pass its tests on such a GPU; would serve, with"
+            f" {answer.microseconds:.1f} us expected, under UPCONV_FORCE_KERNEL={kernel}",
         )
     return answer
 
