@@ -8,23 +8,12 @@ machine without a GPU.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
+from params_header import CUDA, ParamsHeader
 
-CUDA = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda"
-HEADER = CUDA / "direct_params.h"
-
-
-def header_fields() -> list[str]:
-    """The scalar fields in the order of the C++ header."""
-    return re.findall(r"^\s+X\((\w+)\)", HEADER.read_text(), re.MULTILINE)
-
-
-def header_constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", HEADER.read_text())
-    assert found, name
-    return int(found.group(1))
+header_fields = ParamsHeader("direct_params.h").fields
+header_constant = ParamsHeader("direct_params.h").constant
 
 
 def compiled_tiles(name: str) -> dict[int, int]:

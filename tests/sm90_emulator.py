@@ -7,25 +7,14 @@ arithmetic are tested on a machine without a GPU.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from params_header import ParamsHeader
 
-HEADER = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "sm90_params.h"
+header_fields = ParamsHeader("sm90_params.h").fields
+header_constant = ParamsHeader("sm90_params.h").constant
 ROWS = 64
-
-
-def header_fields() -> list[str]:
-    """The scalar fields in the order of the C++ header."""
-    return re.findall(r"^\s+X\((\w+)\)", HEADER.read_text(), re.MULTILINE)
-
-
-def header_constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", HEADER.read_text())
-    assert found, name
-    return int(found.group(1))
 
 
 class Plan:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_checks import distance
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -26,15 +27,6 @@ KERNELS = {"grad_input": sm90.KERNEL, "grad_weight": sm90_wgrad.KERNEL}
 def _hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
-
-
-def error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Distance relative to the norm; infinite where the result has a NaN."""
-    assert result.shape == expected.shape
-    if not bool(torch.isfinite(result).all()):
-        return float("inf")
-    distance = (result.double() - expected).norm()
-    return float(distance / expected.norm().clamp_min(1e-30))
 
 
 def gradient(
@@ -105,7 +97,7 @@ def test_the_forced_kernels_equal_float64_and_repeat_themselves(c: dict[str, Any
         again = gradient(direction, gy, x, w, rest)
     assert torch.equal(result, again), "two runs differ"
     expected = reference(direction, gy.double(), x.double(), w.double(), rest)
-    assert error(result, expected) <= LIMIT[x.dtype]
+    assert distance(result, expected) <= LIMIT[x.dtype]
     assert result.is_contiguous()
 
 
@@ -129,8 +121,8 @@ def test_errors_are_no_larger_than_pytorchs(name: str, dtype: torch.dtype) -> No
             continue
         expected = reference(direction, gy.double(), x.double(), w.double(), rest)
         with torch.no_grad(), ops.forced(kernel_name):
-            ours = error(gradient(direction, gy, x, w, rest), expected)
-        assert ours <= 1.1 * error(reference(direction, gy, x, w, rest), expected)
+            ours = distance(gradient(direction, gy, x, w, rest), expected)
+        assert ours <= 1.1 * distance(reference(direction, gy, x, w, rest), expected)
 
 
 def layer(cls: type[torch.nn.Module], **options: Any) -> tuple[torch.Tensor, torch.nn.Module]:
@@ -174,7 +166,7 @@ def test_a_training_step_equals_pytorchs(forced: str | None) -> None:
     for ours, theirs in zip((x1, *fast.parameters()), (x2, *module.parameters()), strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None
-        assert error(ours.grad, theirs.grad.double()) < 2e-3
+        assert distance(ours.grad, theirs.grad.double()) < 2e-3
 
 
 def test_double_backward() -> None:
@@ -190,7 +182,7 @@ def test_double_backward() -> None:
         assert mine.grad is not None
         results.append((mine.grad, network.weight.grad))  # type: ignore[union-attr]
     for ours, theirs in zip(*results, strict=True):
-        assert error(ours, theirs.double()) < 5e-3  # type: ignore[arg-type, union-attr]
+        assert distance(ours, theirs.double()) < 5e-3  # type: ignore[arg-type, union-attr]
 
 
 def test_autocast_with_a_grad_scaler_and_compile() -> None:
@@ -207,7 +199,7 @@ def test_autocast_with_a_grad_scaler_and_compile() -> None:
     for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
         assert ours.grad is not None
         assert theirs.grad is not None
-        assert error(ours.grad, theirs.grad.double()) < 5e-3
+        assert distance(ours.grad, theirs.grad.double()) < 5e-3
 
 
 def test_a_cuda_graph_of_a_training_step() -> None:
@@ -223,7 +215,7 @@ def test_a_cuda_graph_of_a_training_step() -> None:
         graph.replay()
         torch.cuda.synchronize()
     expected = reference("grad_weight", gy.double(), x.double(), module.weight.double(), rest)  # type: ignore[operator]
-    assert error(result, expected) <= LIMIT[torch.float32]
+    assert distance(result, expected) <= LIMIT[torch.float32]
 
 
 def test_the_workspace_is_all_that_is_allocated() -> None:
@@ -246,4 +238,4 @@ def test_unbatched_and_one_dimensional_inputs() -> None:
     with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
         result = gradient("grad_weight", gy, x, w, rest)
     expected = reference("grad_weight", gy.double(), x.double(), w.double(), rest)
-    assert error(result, expected) <= LIMIT[torch.bfloat16]
+    assert distance(result, expected) <= LIMIT[torch.bfloat16]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from gpu_checks import distance, poison
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import Case, cases
@@ -27,19 +28,6 @@ OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3
 THEIRS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-def error(y: torch.Tensor, expected: torch.Tensor) -> float:
-    """Distance relative to the norm of what is expected; infinite where y has a NaN."""
-    assert y.shape == expected.shape
-    if not bool(torch.isfinite(y).all()):
-        return float("inf")
-    return float((y.double() - expected).norm() / expected.norm().clamp_min(1e-30))
-
-
-def poison(shape: torch.Size, dtype: torch.dtype) -> None:
-    """Leaves NaNs in the memory that the next allocation of this size will get."""
-    torch.full(shape, float("nan"), dtype=dtype, device="cuda")
-
-
 def check(ndim: int, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *rest: object):
     wide = [None if t is None else t.detach().double() for t in (x, w, b)]
     expected = THEIRS[ndim - 1](*wide, *rest)  # type: ignore[arg-type]
@@ -48,7 +36,7 @@ def check(ndim: int, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *
         y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
     assert torch.equal(y, again), "two runs differ"
-    assert error(y, expected) <= LIMIT[x.dtype]
+    assert distance(y, expected) <= LIMIT[x.dtype]
     return y
 
 
@@ -134,7 +122,7 @@ def test_gradients_flow_through_the_kernel() -> None:
         )
     theirs = torch.autograd.grad(F.conv_transpose2d(x, w, None, 2, 1, 0, 3).square().sum(), (x, w))
     for mine, other in zip(ours, theirs, strict=True):
-        assert error(mine, other) <= 1e-12
+        assert distance(mine, other) <= 1e-12
 
 
 def test_a_cuda_graph_replays_on_new_values() -> None:
@@ -149,7 +137,7 @@ def test_a_cuda_graph_replays_on_new_values() -> None:
         graph.replay()
         torch.cuda.synchronize()
     expected = F.conv_transpose2d(x.double(), w.double(), None, 2, 1, 0, 8)
-    assert error(y, expected) <= LIMIT[torch.float32]
+    assert distance(y, expected) <= LIMIT[torch.float32]
 
 
 def test_a_tensor_beyond_two_to_the_31_elements() -> None:
@@ -161,4 +149,4 @@ def test_a_tensor_beyond_two_to_the_31_elements() -> None:
     for part in (slice(0, 32), slice(-32, None)):
         expected = F.conv_transpose2d(x[-1:, :, part].double(), w.double(), None, 3, groups=8)
         rows = slice(0, 96) if part.start == 0 else slice(-96, None)
-        assert error(y[-1:, :, rows], expected) <= LIMIT[torch.bfloat16]
+        assert distance(y[-1:, :, rows], expected) <= LIMIT[torch.bfloat16]

@@ -7,24 +7,12 @@ GPU. Memory that was not written holds NaN.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
+from params_header import ParamsHeader
 
-HEADER = Path(__file__).resolve().parent.parent / "upconv" / "csrc" / "cuda" / "sm90_wgrad_params.h"
+header_fields = ParamsHeader("sm90_wgrad_params.h").fields
+header_constant = ParamsHeader("sm90_wgrad_params.h").constant
 ROWS, UNIT = 64, 32
-
-
-def header_fields() -> list[str]:
-    """The scalar fields in the order of the C++ header."""
-    return re.findall(r"^\s+X\((\w+)\)", HEADER.read_text(), re.MULTILINE)
-
-
-def header_constant(name: str) -> int:
-    found = re.search(rf"constexpr int {name} = (\d+);", HEADER.read_text())
-    assert found, name
-    return int(found.group(1))
 
 
 class Plan:
