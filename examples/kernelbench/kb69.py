@@ -2146,6 +2146,11 @@ struct Consumer {
     drain();
   }
 
+  // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
+  // turns and slots twice while another warp still waits for the first time: a parity test cannot
+  // tell two phases apart, and that warp would wait for ever.
+  __device__ __forceinline__ void keep_together() { ptx::warpgroup_sync(1 + c); }
+
   // Moves past the weight blocks and slots of the other consumer's turn.
   __device__ __forceinline__ void skip_stages(int steps) {
     stage += steps;
@@ -2210,6 +2215,7 @@ struct Consumer {
     if (newer) {
       newer |= (slot + 1) << 8;
     } else {  // a job without taps has read nothing
+      keep_together();
       retire((slot + 1) << 8);
     }
     skip_slots(1);
@@ -2233,6 +2239,7 @@ struct Consumer {
       const int count = min(p.turn_slices, slices - slice);
       if (c == 1) skip_stages(other_steps * count);
       begin_turn();
+      if (!count) keep_together();
       for (int i = 0; i < count; ++i) multiply_slice(lists);
       end_turn();
       if (c == 0) skip_stages(other_steps * count);
