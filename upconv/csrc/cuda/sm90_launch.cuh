@@ -10,7 +10,8 @@ namespace upconv {
 
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
 #define UPCONV_SM90_TILES(X) \
-  X(256, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+  X(256, 1)                  \
+  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
 // The input as the TMA sees it: columns, rows, channels, images; some channel blocks of a tile
 // at a time. The driver's function is found at run time, so that nothing links against the driver.
