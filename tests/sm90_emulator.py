@@ -110,7 +110,8 @@ def pack(plan: Plan, weight: np.ndarray) -> np.ndarray:
 def fill(plan: Plan, x: np.ndarray, o: int, y: int, q: int, piece: int) -> np.ndarray:
     """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled."""
     elements = 4 if plan.operand == 0 else 8
-    assert (plan.pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
+    pitch = 4 if plan.flat else plan.pitch
+    assert (pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
     if not plan.channels_last and plan.copy == 0:
         starts = ((q + plan.shift_x) % 4, plan.in_w % 4)
         assert starts == (0, 0), "whole vectors start on multiples of 4"
@@ -145,7 +146,9 @@ def fill_from_boxes(
 ) -> np.ndarray:
     """The same through TMA boxes: one channel block of the tile each, zeros outside the image."""
     assert not plan.channels_last
-    assert plan.in_w % elements == 0, "rows of the tensor start on 16 bytes"
+    if plan.flat:
+        x = x.reshape(*x.shape[:2], 1, -1)
+    assert x.shape[3] % elements == 0, "rows of the tensor start on 16 bytes"
     assert plan.raw_w % elements == 0, "rows of a box are whole 16 bytes"
     assert max(plan.raw_w, plan.raw_h, plan.tile_o) <= 256
     size = plan.raw_w * plan.raw_h * plan.tile_o * plan.raw_blocks * 16
@@ -155,6 +158,8 @@ def fill_from_boxes(
     assert plan.raw_chunks >= 2
     o, y, q = where[0], where[1] * plan.in_step_y + plan.shift_y, where[2] * plan.in_step_x
     q += plan.shift_x
+    if plan.flat:
+        y, q = 0, where[1] * plan.in_w
     late = q % elements  # boxes begin on 16 bytes
     q -= late
     assert plan.operand == 0 or late % 2 == 0, "two pixels of 16 bits are read together"
@@ -178,10 +183,13 @@ def fill_from_boxes(
             row, column = divmod(pixel, plan.pitch)
             image, row = divmod(row, plan.rows)
             lane, image = divmod(image, plan.tile_o)
-            at = (image * channels + within * elements) * plan.raw_h + row * plan.in_step_y + lane
+            row = row * plan.in_step_y + lane
+            if plan.flat:
+                row, column = 0, row * plan.pitch + column
+            at = (image * channels + within * elements) * plan.raw_h + row
             for e in range(elements):
                 index = (at + e * plan.raw_h) * plan.raw_w + column + late
-                assert column + late < plan.raw_w
+                assert lane or column + late < plan.raw_w
                 tile[block, pixel, e] = flat[index] if lane < plan.in_step_y else 0
     return tile
 

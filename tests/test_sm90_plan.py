@@ -71,14 +71,13 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([1, 8, 132]))
-def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int) -> None:
+def check(problem: Problem, multiprocessors: int) -> None:
+    """The emulated kernel computes what PyTorch does."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
     w = rng.standard_normal((problem.in_channels, problem.out_channels, *problem.kernel))
     b = rng.standard_normal(problem.out_channels)
-    y = emulator.run(candidate(problem, sms).params, x, w, b)
+    y = emulator.run(candidate(problem, multiprocessors).params, x, w, b)
     expected = torch.nn.functional.conv_transpose2d(
         *map(torch.from_numpy, (x, w, b)),
         problem.stride,
@@ -88,6 +87,32 @@ def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int
         problem.dilation,
     )
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(), st.sampled_from([1, 8, 132]))
+def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int) -> None:
+    check(problem, sms)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("batch", "size", "kernel", "stride", "extra"),
+    [
+        (2, (4, 14), 2, 2, 0),
+        (2, (8, 5), 2, 2, 0),
+        (2, (8, 7), 1, 2, 1),
+        (1, (40, 10), (2, 3), 3, 0),
+        (5, (8, 3), 1, 1, 0),
+    ],
+)
+def test_rows_without_margins_are_loaded_as_one(
+    batch: int, size: tuple[int, int], kernel: Any, stride: int, extra: int, dtype: str
+) -> None:
+    problem = Problem.of(batch, 20, 24, size, kernel, stride, 0, extra, dtype=dtype, tf32=True)
+    plan = emulator.Plan(candidate(problem).params)
+    assert (plan.flat, plan.copy) == (1, sm90_tiling.COPY_BOXES)
+    check(problem, 132)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

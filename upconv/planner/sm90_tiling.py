@@ -3,7 +3,8 @@
 A tile is `images x height x width` lattice points. Its input lies in shared memory row after row,
 `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over row ends; the
 columns between rows are computed for nothing. Where a tile spans the whole width (height), the
-margin of one row (image) is the margin of the next as well: both are zeros.
+margin of one row (image) is the margin of the next as well: both are zeros. Where no tap reaches
+another pixel there are no margins, and TMA may see an image as one long row ("flat").
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class Tiling:
     shift_x: int
     box: tuple[int, int, int, int, int]
     """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
+    flat: bool
     groups: int
     tiles: tuple[int, int, int]
     cycles: float
@@ -160,6 +162,7 @@ class Tiling:
             "raw_blocks": self.box[2],
             "raw_bytes": self.box[3],
             "raw_chunks": self.box[4],
+            "flat": int(self.flat),
             "alternate": int(self.alternate),
             "turn_slices": turn_slices(self.alternate, self.slices, self.slots),
             "fold_rows": shape.fold_rows,
@@ -212,6 +215,7 @@ class Area:
     vector: int
     copy: int
     shift_x: int
+    flat: bool = False
 
 
 def box_of(shape: Shape, area: Area) -> tuple[int, int]:
@@ -220,6 +224,10 @@ def box_of(shape: Shape, area: Area) -> tuple[int, int]:
     A box begins on 16 bytes, at most `late` columns before the tile does.
     """
     whole = 16 // shape.problem.element_bytes
+    if area.flat:
+        pixels = area.rows * area.pitch
+        late = max(i * area.height * area.pitch % whole for i in range(whole))
+        return up(up(pixels, ITEM_PIXELS) + late, whole), 1
     step = shape.columns.in_step
     late = max((i * area.width * step + area.shift_x) % whole for i in range(whole))
     return up(area.pitch * step + late, whole), area.rows * shape.rows.in_step
@@ -276,6 +284,10 @@ def widths(shape: Shape, n: int, vector: int, start: int) -> list[int]:
 def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     """The tile areas that fit N pixels, each with the best way to copy it."""
     boxed: set[tuple[int, int]] = set()
+    for area in areas_flat(shape, n, vector):
+        if boxes_fit(shape, area):
+            boxed.add((area.images, area.height))
+            yield area
     for copy, start in copy_modes(shape):
         for area in areas_copied(shape, n, vector, copy, start):
             if copy == COPY_BOXES:
@@ -285,6 +297,30 @@ def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
             elif boxed:
                 continue
             yield area
+
+
+def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
+    """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+    problem = shape.problem
+    (in_h, pitch), element = problem.in_size, problem.element_bytes
+    aligned = pitch * element % 16 == 0 or in_h * pitch * element % 16
+    if problem.channels_last or aligned or any(shape.shifts) or shape.rows.in_step > 1:
+        return
+    count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
+    if width > min(pitch, n):  # a column past the input would read the next row
+        return
+    vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
+    most = min(1 + (n - width) // pitch, count_y)
+    even = 4 // element  # two pixels of 16 bits are read together
+    for height in {most, -(-count_y // -(-count_y // most))}:
+        if height == count_y or height * pitch % even == 0:
+            pixels = up(height * pitch, ITEM_PIXELS)
+            yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 0, flat=True)
+    rows = max(in_h, count_y)
+    images = min(1 + (n - (count_y - 1) * pitch - width) // (rows * pitch), problem.batch)
+    if images > 1 and rows * pitch % even == 0:
+        pixels = up(images * rows * pitch, ITEM_PIXELS)
+        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 0, flat=True)
 
 
 def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
@@ -460,6 +496,7 @@ def timed(
         area.copy,
         area.shift_x,
         raw_ring(shape, area, slice_blocks)[0],
+        area.flat,
         groups,
         tiles,
         cycles * waves + START_CYCLES,

@@ -27,7 +27,8 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_channels), size(p.batch)};
+  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
+                              size(p.in_channels), size(p.batch)};
   const cuuint64_t strides[] = {sizes[0] * kBytes, sizes[0] * sizes[1] * kBytes,
                                 sizes[0] * sizes[1] * sizes[2] * kBytes};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w), static_cast<cuuint32_t>(p.raw_h),

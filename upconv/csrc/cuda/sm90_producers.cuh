@@ -63,7 +63,7 @@ struct WeightFeed {
 // First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
 // on 16 bytes, or the copy is an illegal instruction.
 __device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where) {
-  return where.x * p.in_step_x + p.shift_x;
+  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + p.shift_x;
 }
 __device__ __forceinline__ int box_phase(int column, int block_channels) {
   return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
@@ -94,7 +94,7 @@ struct BoxFeed {
     const Unit where(p, unit);
     x = box_column(p, where);
     x -= box_phase(x, block_channels);
-    y = where.y * p.in_step_y + p.shift_y;
+    y = p.flat ? 0 : where.y * p.in_step_y + p.shift_y;
     o = where.o;
   }
 
@@ -149,9 +149,10 @@ struct BoxLoader {
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;  // of in_step_y rows
-      const int at =
-          ((image * p.raw_blocks * kE * p.raw_h + row * p.in_step_y + lane) * p.raw_w + column) *
-          static_cast<int>(sizeof(Element));
+      const int box_row = p.flat ? 0 : row * p.in_step_y + lane;
+      const int box_column = p.flat ? row * p.pitch + column : column;
+      const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
+                     static_cast<int>(sizeof(Element));
       source[i] = lane < p.in_step_y ? at : -1;
     }
   }
