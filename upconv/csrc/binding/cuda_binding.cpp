@@ -34,12 +34,15 @@ bool record_complete(const PlanKey& key, PlanRecord& plan) {
                         : (last(0, back) - 1) * last(2, back) - 2 * last(3, back) +
                               last(5, back) * (last(1, back) - 1) + last(4, back) + 1;
   };
-  const bool fits = ndim <= 2 && params->batch == key[kKeyBatch] &&
-                    params->channels_last == key[kKeyChannelsLast] && params->out_w == out(0) &&
-                    params->out_h == out(1) && params->in_channels == key[kKeyInChannels] &&
-                    params->out_channels == key[kKeyOutChannels] && key[kKeyGroups] == 1 &&
+  const int64_t groups = params->conv_groups;
+  const bool fits = groups == key[kKeyGroups] && params->batch == key[kKeyBatch] &&
+                    params->channels_last == key[kKeyChannelsLast] &&
+                    params->in_channels * groups == key[kKeyInChannels] &&
+                    params->out_channels * groups == key[kKeyOutChannels] &&
                     params->in_w == last(0, 0) && params->in_h == last(0, 1) &&
-                    params->weight_out == last(1, 0) * last(1, 1);
+                    params->in_d == last(0, 2) && params->out_w == out(0) &&
+                    params->out_h == out(1) && params->out_d == out(2) &&
+                    params->weight_out == last(1, 0) * last(1, 1) * last(1, 2);
   plan.prepared = std::move(params);
   return fits;
 }
