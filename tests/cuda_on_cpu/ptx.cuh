@@ -1,0 +1,146 @@
+// The wrappers of csrc/cuda/ptx.cuh and wgmma.cuh, on a CPU.
+#pragma once
+
+#include "device.h"
+
+namespace upconv {
+
+extern unsigned char memory[];
+constexpr uint32_t kMemoryBytes = 227 * 1024;
+
+namespace ptx {
+
+// Shared addresses are offsets, from 1024 on: 0 would hide a mistake.
+constexpr uint32_t kBase = 1024;
+inline unsigned char* shared_pointer(uint32_t address, uint32_t bytes) {
+  if (address < kBase || address + bytes > kBase + kMemoryBytes) fail("outside shared memory");
+  if (address % bytes && bytes <= 16) fail("shared memory, not aligned");
+  return memory + (address - kBase);
+}
+inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - memory) + kBase;
+}
+
+struct Barrier {
+  uint32_t arrivals = 0, pending = 0;
+  int64_t bytes = 0;
+  uint64_t phase = 0;
+  void settle() {
+    if (pending || bytes) return;
+    pending = arrivals;
+    ++phase;
+  }
+};
+extern std::map<uint32_t, Barrier> barriers;
+
+inline void barrier_init(uint32_t at, uint32_t arrivals) {
+  barriers[at] = {};
+  barriers[at].arrivals = barriers[at].pending = arrivals;
+}
+inline void barrier_init_fence() {}
+inline void barrier_arrive(uint32_t at) {
+  Barrier& barrier = barriers.at(at);
+  if (barrier.pending == 0) fail("more arrivals than a barrier waits for");
+  --barrier.pending;
+  barrier.settle();
+}
+inline void barrier_arrive_expect(uint32_t at, uint32_t bytes) {
+  barriers.at(at).bytes += bytes;
+  barrier_arrive(at);
+}
+inline bool passed(uint32_t at, uint32_t parity) {
+  next_fiber();
+  return (barriers.at(at).phase - 1) % 2 == parity;
+}
+// The threads of a warp test together and get one answer; the feeder is a thread by itself.
+inline bool barrier_test(uint32_t at, uint32_t parity) {
+  const bool mine = passed(at, parity);
+  return threadIdx.x / 32 == 3 ? mine : warp_agrees(mine);
+}
+inline void barrier_wait(uint32_t at, uint32_t parity) {
+  while (!passed(at, parity)) {
+  }
+}
+inline void complete(uint32_t at, uint32_t bytes) {
+  barriers.at(at).bytes -= bytes;
+  barriers.at(at).settle();
+}
+
+inline void bulk_copy(uint32_t to, const void* from, uint32_t bytes, uint32_t barrier) {
+  check_global(from, bytes, false);
+  std::memcpy(shared_pointer(to, bytes), from, bytes);
+  complete(barrier, bytes);
+}
+template <int kBytes>
+void copy_async(uint32_t to, const void* from, int valid) {
+  if (valid) check_global(from, valid, false);
+  if (valid && reinterpret_cast<uintptr_t>(from) % kBytes) fail("an unaligned copy");
+  unsigned char* target = shared_pointer(to, kBytes);
+  std::memset(target, 0, kBytes);
+  if (valid) std::memcpy(target, from, valid);
+}
+inline void copy_async_commit() {}
+template <int kPending>
+void copy_async_wait() {}
+
+void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3, int c4,
+              uint32_t barrier);
+
+template <typename T>
+void load_shared(T& v, uint32_t at) {
+  std::memcpy(&v, shared_pointer(at, sizeof(T)), sizeof(T));
+}
+template <typename T>
+void store_shared(uint32_t at, T v) {
+  std::memcpy(shared_pointer(at, sizeof(T)), &v, sizeof(T));
+}
+inline void fence_async_proxy() {}
+
+inline uint32_t round_to_tf32(uint32_t bits) { return (bits + 0x1000) & 0xffffe000; }
+template <int>
+void give_registers() {}
+template <int>
+void take_registers() {}
+// The four warps of a warpgroup issue together.
+inline void wgmma_fence() { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
+inline void wgmma_commit() {}
+template <int>
+void wgmma_wait() {}
+inline void keep_after_wait(float&) {}
+
+}  // namespace ptx
+
+struct Tf32;
+
+// d[64 x N] += A[64 x K] * B[N x K]^T: this thread's part, which is two rows of each 8 columns.
+template <typename Operand, int N>
+struct Wgmma {
+  static void run(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    constexpr int kBytes = std::is_same_v<Operand, Tf32> ? 4 : 2, kBlock = 16 / kBytes;
+    const auto read = [](uint64_t descriptor, int row, int k) {
+      const uint32_t low = static_cast<uint32_t>(descriptor);
+      const uint32_t rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+      const uint32_t at = ((low & 0x3fff) << 4) + row / 8 * rows + row % 8 * 16 +
+                          k / kBlock * (low >> 16 << 4) + k % kBlock * kBytes;
+      const unsigned char* from = ptx::shared_pointer(at, kBytes);
+      uint32_t bits = 0;
+      std::memcpy(&bits, from, kBytes);
+      return float_of(kBytes == 2 ? bits << 16 : bits);
+    };
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    float left[2][2 * kBlock];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 2 * kBlock; ++k)
+        left[half][k] = read(a, warp * 16 + lane / 4 + 8 * half, k);
+    for (int column = 0; column < N / 4; ++column) {
+      const int n = column / 2 * 8 + lane % 4 * 2 + column % 2;
+      for (int k = 0; k < 2 * kBlock; ++k) {
+        const float right = read(b, n, k);
+        for (int half = 0; half < 2; ++half)
+          d[column / 2 * 4 + half * 2 + column % 2] += left[half][k] * right;
+      }
+    }
+  }
+};
+
+}  // namespace upconv

@@ -1,0 +1,119 @@
+"""The Hopper kernel's own C++ on a CPU: compiled with g++ against a make-believe device.
+
+csrc/cuda is compiled as it is, but for ptx.cuh and wgmma.cuh, whose instructions are functions in
+tests/cuda_on_cpu, and for the launches, whose syntax C++ does not have. So loaders, feeder,
+consumers, epilogue, packing and the description of the TMA boxes run on a machine without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+TESTS = Path(__file__).resolve().parent
+CUDA = TESTS.parent / "upconv" / "csrc" / "cuda"
+DEVICE = TESTS / "cuda_on_cpu"
+HEADERS = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cuda_runtime_api.h")
+LAUNCH = re.compile(r"([\w<>]+)<<<(\w+), (\w+), \w+, stream>>>\(")
+SOURCES = ("sm90_tf32", "sm90_bf16", "sm90_fp16", "sm90_launch", "device")
+
+
+def compiled(folder: Path) -> ctypes.CDLL:
+    """The kernel as a library; takes a minute."""
+    for file in CUDA.iterdir():
+        name = f"{file.stem}.cpp" if file.suffix == ".cu" else file.name
+        (folder / name).write_text(LAUNCH.sub(r"launch(\1, \2, \3, ", file.read_text()))
+    for file in DEVICE.iterdir():
+        (folder / file.name).write_text(file.read_text())
+    for name in (*HEADERS, "wgmma.cuh"):
+        (folder / name).write_text('#pragma once\n#include "ptx.cuh"\n')
+
+    def compile_one(source: str) -> Path:
+        target = folder / f"{source}.o"
+        command = [
+            "g++",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            "-fPIC",
+            "-I.",
+            "-c",
+            f"{source}.cpp",
+            "-o",
+            target,
+        ]
+        subprocess.run(command, cwd=folder, check=True, timeout=600)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compile_one, SOURCES))
+    library = folder / "kernel.so"
+    subprocess.run(["g++", "-shared", "-o", library, *objects], check=True, timeout=100)
+    loaded = ctypes.CDLL(str(library))
+    loaded.upconv_run.restype = ctypes.c_char_p
+    return loaded
+
+
+def to_bits(values: np.ndarray, operand: int) -> np.ndarray:
+    """float32, or the upper half of it where the operand has 16 bits."""
+    single = np.ascontiguousarray(values, dtype=np.float32)
+    return single if operand == 0 else (single.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bits(bits: np.ndarray) -> np.ndarray:
+    if bits.dtype == np.float32:
+        return bits
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def run(
+    library: ctypes.CDLL,
+    record: tuple[int, ...],
+    x: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None,
+    out_shape: tuple[int, ...],
+    multiprocessors: int,
+    seed: int = 1,
+) -> np.ndarray:
+    """The output; what no store reached is NaN. 16-bit operands are rounded to bfloat16."""
+    operand, channels_last = record[0], record[3]
+    if channels_last:
+        x = np.moveaxis(x, 1, -1)
+        out_shape = (out_shape[0], *out_shape[2:], out_shape[1])
+    tensors = [
+        None if each is None else aligned(to_bits(each, operand)) for each in (x, weight, bias)
+    ]
+    y = aligned(
+        np.full(
+            out_shape,
+            0xFFFFFFFF if operand == 0 else 0xFFFF,
+            dtype=np.uint32 if operand == 0 else np.uint16,
+        )
+    )
+    arguments: list[object] = []
+    for tensor in (*tensors, y):
+        none = tensor is None
+        arguments.append(ctypes.c_void_p(None if none else tensor.ctypes.data))
+        arguments.append(ctypes.c_int64(0 if none else tensor.nbytes))
+    integers = (ctypes.c_int64 * len(record))(*record)
+    failure = library.upconv_run(
+        integers, ctypes.c_int64(len(record)), *arguments, multiprocessors, ctypes.c_uint64(seed)
+    )
+    assert not failure, failure.decode()
+    result = from_bits(y.view(np.float32) if operand == 0 else y)
+    return np.moveaxis(result, -1, 1) if channels_last else result
+
+
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that begins on 16 bytes, as the binding gives it to the kernel."""
+    memory = np.empty(array.nbytes + 16, dtype=np.uint8)
+    start = -memory.ctypes.data % 16
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
