@@ -31,7 +31,7 @@ struct dim3 {
 extern Index threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 
-void next_fiber();                 // lets the others go on
+void next_fiber();                  // lets the others go on
 void meet(int first, int threads);  // waits for all threads of a warp or block
 bool warp_agrees(bool mine);        // one answer for all threads of a warp
 void fail(const char* why);
@@ -124,8 +124,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, const Argumen
   auto call = [&] { kernel(arguments...); };
   for (unsigned i = 0; i < grid.x * grid.y * grid.z; ++i) {
     blockIdx = {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y};
-    run_block(
-        threads, [](void* f) { (*static_cast<decltype(call)*>(f))(); }, &call);
+    run_block(threads, [](void* f) { (*static_cast<decltype(call)*>(f))(); }, &call);
   }
 }
 

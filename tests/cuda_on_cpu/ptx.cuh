@@ -101,8 +101,8 @@ template <int>
 void give_registers() {}
 template <int>
 void take_registers() {}
-// The four warps of a warpgroup issue together.
-inline void wgmma_fence() { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
+inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
+inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgroup issue together
 inline void wgmma_commit() {}
 template <int>
 void wgmma_wait() {}

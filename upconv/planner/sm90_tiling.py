@@ -21,7 +21,7 @@ from .sm90_cost import (
     START_CYCLES,
     UnitWork,
 )
-from .sm90_task import Shape, Taps, Triple
+from .sm90_task import Shape, Taps, Task, Triple
 
 if TYPE_CHECKING:
     from .sm90 import Job
@@ -235,22 +235,38 @@ def tilings(
     shape: Shape, by_blocks: Mapping[int, list[Job] | None], hardware: Hardware
 ) -> Iterator[Tiling]:
     """Every legal tiling of a shape, with its expected time."""
+    total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+    depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
     loads: dict[tuple[int, bool, int], Load] = {}
     for n, blocks in TILES:
         job_list = by_blocks[blocks]
         if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
+        orders = (True, False) if len(job_list) > 1 else (True,)
         for area in areas(shape, n, store_vector(shape, job_list)):
-            for alternate in (True, False) if len(job_list) > 1 else (True,):
-                for slice_blocks in (8, 4, 2):
+            if not addressable(shape.task, area):
+                continue
+            for slice_blocks in depths:
+                ring = raw_ring(shape, area, slice_blocks)
+                for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
                         loads[key] = Load.of(job_list, alternate, slice_blocks)
                     if loads[key].fits:
                         interleave = job_list[0].interleave
+                        form = (n, *key)
                         yield from pipelines(
-                            shape, loads[key], interleave, (n, *key), area, hardware
+                            shape, loads[key], interleave, form, area, ring, hardware
                         )
+
+
+def addressable(task: Task, area: Area) -> bool:
+    """Do the kernel's 32-bit offsets, and a loader's table, reach over the tile's images?"""
+    in_image = task.groups * task.in_channels * prod(task.in_size)
+    out_image = task.groups * task.out_channels * prod(task.out_size)
+    images = area.images
+    reached = max(images * in_image, (images - 1) * out_image)
+    return area.pixels <= MAX_PIXELS and reached < 2**30
 
 
 def store_vector(shape: Shape, job_list: list[Job]) -> int:
@@ -276,32 +292,23 @@ def pipelines(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
+    ring: tuple[tuple[int, int, int, int, int], int],
     hardware: Hardware,
 ) -> Iterator[Tiling]:
     """The depths of the rings that fit shared memory."""
-    task, slice_blocks = shape.task, form[3]
-    total_blocks = up(-(-task.in_channels * task.element_bytes // 16), 2)
-    in_image = task.groups * task.in_channels * prod(task.in_size)
-    out_image = task.groups * task.out_channels * prod(task.out_size)
-    if (
-        area.pixels > MAX_PIXELS
-        or area.images * in_image >= 2**30
-        or (area.images - 1) * out_image >= 2**30
-        or (slice_blocks > total_blocks and slice_blocks > 2)
-    ):
-        return
+    slice_blocks = form[3]
+    total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+    slices = -(-total_blocks // slice_blocks)
     slot = slice_blocks * block_pitch(area) * 16
-    raw_bytes = raw_ring(shape, area, slice_blocks)[1]
-    room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - raw_bytes
-    known: dict[int, tuple[UnitWork, float]] = {}
+    room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
+    work, cycles, known = None, 0.0, 0
     for stages in (8, 6, 4):
         slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
         if slots < 2:
             continue
-        slices = -(-total_blocks // slice_blocks)
-        if slots not in known:
-            known[slots] = timed(shape, load, interleave, form, area, (slices, slots), hardware)
-        work, cycles = known[slots]
+        if work is None or slots != known:
+            known = slots
+            work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
         yield Tiling(
             *form[:3],
             area,
@@ -310,7 +317,7 @@ def pipelines(
             slots,
             stages,
             turn_slices(form[2], load.most_visits * slices, slots),
-            raw_ring(shape, area, slice_blocks)[0],
+            ring[0],
             load.groups,
             tile_counts(shape, area),
             cycles,

@@ -1,6 +1,8 @@
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_layout.cuh"
 #include "wgmma.cuh"
 
@@ -18,40 +20,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   return static_cast<uint64_t>(128 >> 4) << 32 | low;
 }
 
+// What a lane loads or stores at a time.
 template <int kBytes>
-struct VectorOf;
-template <>
-struct VectorOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct VectorOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct VectorOf<8> {
-  using Type = uint2;
-};
-template <>
-struct VectorOf<16> {
-  using Type = uint4;
-};
-
-// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
-// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
-// divisions and most of the arithmetic in every unit.
-template <int N>
-__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
-  for (int n = threadIdx.x; n < N; n += kThreads) {
-    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
-    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
-    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
-    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
-    const int channels = p.conv_groups * p.out_channels;
-    const int images = image * channels * p.out_d * p.out_h * p.out_w;
-    shared.places[n] = inside ? images + (p.channels_last ? pixel * channels : pixel) : -1;
-  }
-}
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
@@ -109,6 +82,11 @@ struct Consumer {
     if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
     drain();
   }
+
+  // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
+  // turns and slots twice while another warp still waits for the first time: a parity test cannot
+  // tell two phases apart, and that warp would wait for ever.
+  __device__ __forceinline__ void keep_together() { ptx::warpgroup_sync(1 + c); }
 
   // Moves past the weight blocks and slots of the other consumer's turn.
   __device__ __forceinline__ void skip_stages(int steps) {
@@ -177,6 +155,7 @@ struct Consumer {
     if (pairs) {
       newer |= (slot + 1) << 8;
     } else {  // a job without taps in this plane has read nothing
+      keep_together();
       retire((slot + 1) << 8);
     }
     skip_slots(1);
@@ -208,6 +187,7 @@ struct Consumer {
       left -= count;
       if (c == 1) skip_stages(other_steps);
       begin_turn();
+      if (!count) keep_together();
       for (int i = 0; i < count; ++i) {
         multiply_slice(lists);
         if (++slice == p.slices) {
@@ -280,7 +260,7 @@ struct Consumer {
   }
 
   template <int V>
-  using Vector = typename VectorOf<V * sizeof(Element)>::Type;
+  using Vector = VectorOf<V * sizeof(Element)>;
 
   // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
   // is written, lest each read wait for the write before it.

@@ -115,6 +115,22 @@ static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierByte
 static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
               "TMA writes to multiples of 128 bytes");
 
+// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
+// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
+// divisions and most of the arithmetic in every unit.
+template <int N>
+__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
+  for (int n = threadIdx.x; n < N; n += kThreads) {
+    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
+    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
+    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
+    const int channels = p.conv_groups * p.out_channels;
+    const int images = image * channels * p.out_d * p.out_h * p.out_w;
+    shared.places[n] = inside ? images + (p.channels_last ? pixel * channels : pixel) : -1;
+  }
+}
+
 // A unit of work: one tile, one group of the convolution, one job group. Units of the same tile
 // follow each other, so that their input comes from L2.
 struct Unit {

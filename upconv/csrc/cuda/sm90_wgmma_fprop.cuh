@@ -6,6 +6,11 @@
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
+// The K loop of a unit runs over planes, and in each over slices of the input channels. A plane is
+// what taps of one depth read, and where the input has a step (the gradient of the input) of one
+// residue of rows and columns; the 2-D forward pass has one. Taps of a plane differ by whole pixels
+// of the tile. Each job has a tap list for each plane, possibly empty (Sm90Visit).
+//
 // Roles, 12 warps:
 //   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
 //   layout,
