@@ -295,7 +295,7 @@ def test_the_kernel_compiles_without_spills_in_the_main_loop(operand: str, tmp_p
     source.write_text(
         '#include "sm90_launch.cuh"\nnamespace upconv {\n'
         f"template __global__ void sm90_wgmma_fprop<{operand}, 256, 1>"
-        "(const __grid_constant__ Sm90Params);\n}\n"
+        "(const __grid_constant__ Sm90Params, const __grid_constant__ CUtensorMap);\n}\n"
     )
     command = [
         "nvcc",
