@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ import numpy as np
 
 from upconv.cases import CASES
 from upconv.planner import H200
-from upconv.planner.sm90 import flat, jobs, shapes
+from upconv.planner.sm90 import jobs
+from upconv.planner.sm90_area import Area, up
 from upconv.planner.sm90_cost import CLOCK_MHZ, CYCLES, UnitWork
-from upconv.planner.sm90_tiling import Area, group_count, unit_work, up
+from upconv.planner.sm90_task import forward_task, shapes
+from upconv.planner.sm90_tiling import Load, tile_counts, unit_work
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-tilings-2026-11-15.jsonl"
 NEAR = 1.4
@@ -31,21 +34,18 @@ NAMES = [name for name in CYCLES if name != "unit"]
 def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     """The work of one unit of a measured tiling, and how many units a multiprocessor did."""
     case = next(case for case in CASES if case.name == row["case"])
-    problem = flat(case.problem(dtype=row["dt"], channels_last=row["cl"], tf32=True))
-    shape = next(shape for shape in shapes(problem) if shape.folds == row["folds"])
+    problem = case.problem(dtype=row["dt"], channels_last=row["cl"], tf32=True)
+    shape = next(shape for shape in shapes(forward_task(problem)) if shape.folds == row["folds"])
     job_list = jobs(shape, row["blocks"])
     assert job_list is not None
     elements = 16 // problem.element_bytes
     slices = -(-up(-(-problem.in_channels // elements), 2) // row["sb"])
     area = Area(row["images"], row["h"], row["w"], row["pitch"], 0, row["px"], 1, row["copy"], 0)
-    units = (
-        -(-problem.batch // row["images"])
-        * -(-shape.rows.count // row["h"])
-        * -(-shape.columns.count // row["w"])
-        * group_count(job_list, row["alternate"])
-    )
-    depth = (row["sb"], slices, row.get("turn_slots", 1))
-    work = unit_work(shape, job_list, row["n"], row["alternate"], area, depth, units)
+    load = Load.of(job_list, row["alternate"], row["sb"])
+    units = prod(tile_counts(shape, area)) * load.groups
+    form = (row["n"], row["blocks"], row["alternate"], row["sb"])
+    depth = (slices, row.get("turn_slots", 1))
+    work = unit_work(shape, load, job_list[0].interleave, form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 
 

@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from upconv.cases import CASES
-from upconv.planner.sm90 import flat
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import Chunk, Form, chunk_work, jobs
+from upconv.planner.sm90_wgrad import Chunk, Form, chunk_work, flat, jobs
 from upconv.planner.sm90_wgrad_cost import CONSUMER_CYCLES, PRODUCER_CYCLES, ChunkWork
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-wgrad-2026-11-15.jsonl"

@@ -7,6 +7,9 @@ arithmetic are tested on a machine without a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,12 +31,20 @@ class Plan:
             return [next(values) for _ in range(count)]
 
         self.kinds = [
-            {"first_x": next(values), "first_y": take(folds), "range": take(2)}
+            {"first_z": next(values), "first_y": take(folds), "first_x": next(values)}
             for _ in range(self.field["kinds"])
         ]
         self.pairs = [
             {"offset": next(values), "block": next(values), "tap": take(folds)}
             for _ in range(self.field["pairs"])
+        ]
+        self.visits = [
+            {
+                "lists": [[take(2) for _ in range(blocks)] for _ in range(2)],
+                "steps": take(2),
+                "plane": take(3),
+            }
+            for _ in range(self.field["visits"])
         ]
         self.jobs = [
             {
@@ -41,6 +52,8 @@ class Plan:
                 "channel": take(blocks),
                 "weights": next(values),
                 "steps": next(values),
+                "visit": next(values),
+                "visits": next(values),
                 "interleave": next(values),
                 "columns": next(values),
             }
@@ -48,12 +61,21 @@ class Plan:
         ]
         assert next(values, None) is None, "integers left over"
 
+    def side(self, job: int) -> int:
+        """Which of the two consumers' lists a job has in the table of visits."""
+        return 0 if self.alternate else job % 2
+
+    def unit_visits(self, job: int) -> list[dict[str, Any]]:
+        first = self.jobs[job]["visit"]
+        return self.visits[first : first + self.jobs[job]["visits"]]
+
     def __getattr__(self, name: str) -> int:
         return self.field[name]
 
 
-def steps(begin: int, end: int) -> list[range]:
+def steps(pairs: list[int]) -> list[range]:
     """The pairs of each weight block: fours, then what is left as a two and a one."""
+    begin, end = pairs[0], sum(pairs)
     whole = begin + (end - begin) // 4 * 4
     result = [range(i, i + 4) for i in range(begin, whole, 4)]
     if (end - whole) & 2:
@@ -63,137 +85,186 @@ def steps(begin: int, end: int) -> list[range]:
     return result
 
 
-def pack(plan: Plan, weight: np.ndarray) -> np.ndarray:
-    """(Cin, Cout, taps) -> [weight block, K of 4 pairs, 64 rows] in the kernel's order."""
+def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
+    """The weight -> [weight block, K of 4 pairs, 64 rows] of one group, in the kernel's order."""
     elements = 4 if plan.operand == 0 else 8
-    flat = weight.reshape(-1)
+    flat = weight.reshape(-1)[group * plan.weight_group :]
     blocks: list[np.ndarray] = []
-    for job in plan.jobs:
+    for index, job in enumerate(plan.jobs):
         assert job["weights"] == len(blocks)
-        for piece in range(plan.slices):
+        c = plan.side(index)
+        for visit in plan.unit_visits(index):
             parts = [
                 (part, job["channel"][j])
                 for j in range(plan.job_blocks)
-                for part in steps(*plan.kinds[job["kind"][j]]["range"])
+                for part in steps(visit["lists"][c][j])
             ]
-            assert len(parts) == job["steps"]
-            for part, channel in parts:
-                block = np.zeros((4 * 2 * elements, ROWS))
-                for k, pair in enumerate(plan.pairs[i] for i in part):
-                    for row in range(ROWS):
-                        tap = pair["tap"][row // plan.fold_rows]
-                        out = channel + row % plan.fold_rows
-                        first = (piece * plan.slice_blocks + pair["block"]) * elements
-                        for e in range(2 * elements):
-                            if (
-                                tap >= 0
-                                and out < plan.out_channels
-                                and first + e < plan.in_channels
-                            ):
-                                index = (first + e) * plan.weight_in + out * plan.weight_out + tap
-                                block[k * 2 * elements + e, row] = flat[index]
-                blocks.append(block)
+            assert len(parts) == visit["steps"][c]
+            for piece in range(plan.slices):
+                blocks += [pack_block(plan, flat, part, at, piece, elements) for part, at in parts]
+        assert job["steps"] == len(blocks) - job["weights"]
+    assert plan.weight_blocks == len(blocks)
     return np.array(blocks)
 
 
-def fill(plan: Plan, x: np.ndarray, o: int, y: int, q: int, piece: int) -> np.ndarray:
-    """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled."""
+def pack_block(
+    plan: Plan, flat: np.ndarray, part: range, channel: int, piece: int, elements: int
+) -> np.ndarray:
+    block = np.zeros((4 * 2 * elements, ROWS))
+    row = np.arange(ROWS)
+    out = channel + row % plan.fold_rows
+    for k, pair in enumerate(plan.pairs[i] for i in part):
+        tap = np.array(pair["tap"])[row // plan.fold_rows]
+        for e in range(2 * elements):
+            channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
+            on = (tap >= 0) & (out < plan.out_channels) & (channel_in < plan.in_channels)
+            index = channel_in * plan.weight_in + out * plan.weight_out + tap
+            block[k * 2 * elements + e, on] = flat[index[on]]
+    return block
+
+
+@dataclass(frozen=True)
+class Unit:
+    o: int
+    z: int
+    y: int
+    x: int
+    group: int
+
+
+def tile_pixels(plan: Plan) -> tuple[np.ndarray, ...]:
+    """Lane, image, row and column of each pixel of the tile."""
+    row, column = np.divmod(np.arange(plan.pixels), plan.pitch)
+    image, row = np.divmod(row, plan.rows)
+    lane, image = np.divmod(image, plan.tile_o)
+    return lane, image, row, column
+
+
+def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -> np.ndarray:
+    """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled.
+    `x` is [image, group, channel, depth, row, column]."""
     elements = 4 if plan.operand == 0 else 8
-    assert (plan.pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
+    pitch = 4 if plan.flat else plan.pitch
+    assert (pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
+    first_x = where.x * plan.in_step_x + plane[2]
     if not plan.channels_last and plan.copy == 0:
-        starts = ((q + plan.shift_x) % 4, plan.in_w % 4)
-        assert starts == (0, 0), "whole vectors start on multiples of 4"
+        starts = (first_x % 4, plan.in_w % 4, plan.in_step_x)
+        assert starts == (0, 0, 1), "whole vectors start on multiples of 4"
     if plan.copy == 1 and plan.operand:
-        starts = ((q + plan.shift_x) % 2, plan.in_w % 2)
-        assert starts == (0, 0), "4 bytes are two pixels"
+        starts = (first_x % 2, plan.in_w % 2, plan.in_step_x)
+        assert starts == (0, 0, 1), "4 bytes are two pixels"
     if plan.copy == 3:
-        return fill_from_boxes(plan, x, (o, y, q), piece, elements)
-    tile = np.full((plan.slice_blocks, plan.plane + 256, elements), np.nan)
-    for pixel in range(plan.pixels):
-        row, column = divmod(pixel, plan.pitch)
-        image, row = divmod(row, plan.rows)
-        lane, image = divmod(image, plan.tile_o)
-        lane_y, lane_x = divmod(lane, plan.in_step_x)
-        iy = (y + row) * plan.in_step_y + lane_y + plan.shift_y
-        ix = (q + column) * plan.in_step_x + lane_x + plan.shift_x
-        tile[:, pixel] = 0
-        if lane_y >= plan.in_step_y or o + image >= plan.batch:
-            continue
-        if not (0 <= iy < plan.in_h and 0 <= ix < plan.in_w):
-            continue
+        values = fill_from_boxes(plan, x, where, plane, piece, elements)
+    else:
+        lane, image, row, column = tile_pixels(plan)
+        iz = where.z * plan.in_step_z + plane[0]
+        iy = ((where.y + row) * plan.lanes + lane) * plan.in_step_y + plane[1]
+        ix = (where.x + column) * plan.in_step_x + plane[2]
+        on = (lane < plan.lanes) & (where.o + image < plan.batch) & (0 <= iz < plan.in_d)
+        on &= (iy >= 0) & (iy < plan.in_h) & (ix >= 0) & (ix < plan.in_w)
         first = piece * plan.slice_blocks * elements
-        channels = x[o + image, first : first + plan.slice_blocks * elements, iy, ix]
-        values = np.zeros(plan.slice_blocks * elements)
-        values[: len(channels)] = channels
-        tile[:, pixel] = values.reshape(plan.slice_blocks, elements)
+        last = min(first + plan.slice_blocks * elements, plan.in_channels)
+        values = np.zeros((plan.slice_blocks * elements, plan.pixels))
+        if on.any():
+            found = x[(where.o + image)[on], where.group, first:last, iz, iy[on], ix[on]]
+            values[: last - first, on] = found.T
+    tile = np.full((plan.slice_blocks, plan.block_pitch + 256, elements), np.nan)
+    blocks = values.reshape(plan.slice_blocks, elements, plan.pixels)
+    tile[:, : plan.pixels] = blocks.transpose(0, 2, 1)
     return tile
+
+
+def box(tensor: np.ndarray, at: list[int], size: list[int], steps: list[int]) -> np.ndarray:
+    """A TMA box: every step-th position from `at` on, zeros outside the tensor."""
+    result = np.zeros(size)
+    spans = [range(a, a + n * s, s) for a, n, s in zip(at, size, steps, strict=True)]
+    kept = [
+        [i for i, v in enumerate(span) if 0 <= v < limit]
+        for span, limit in zip(spans, tensor.shape, strict=True)
+    ]
+    if all(kept):
+        taken = [[span[i] for i in keep] for span, keep in zip(spans, kept, strict=True)]
+        result[np.ix_(*kept)] = tensor[np.ix_(*taken)]
+    return result
 
 
 def fill_from_boxes(
-    plan: Plan, x: np.ndarray, where: tuple[int, int, int], piece: int, elements: int
+    plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int, elements: int
 ) -> np.ndarray:
-    """The same through TMA boxes: one channel block of the tile each, zeros outside the image."""
+    """[channel of the slice, pixel] through TMA boxes of some channel blocks each."""
     assert not plan.channels_last
-    assert plan.in_w % elements == 0, "rows of the tensor start on 16 bytes"
+    tensor = x.reshape(-1, *x.shape[2:])  # groups of all images
+    if plan.flat:
+        assert (plan.lanes, plan.in_step_y, plan.in_step_x) == (1, 1, 1)
+        tensor = tensor.reshape(*tensor.shape[:3], 1, -1)
+    rows_bytes = np.cumprod(tensor.shape[:1:-1]) * 16 // elements
+    assert not (rows_bytes % 16).any(), "rows, depths and channels start on 16 bytes"
     assert plan.raw_w % elements == 0, "rows of a box are whole 16 bytes"
-    assert max(plan.raw_w, plan.raw_h, plan.tile_o) <= 256
-    size = plan.raw_w * plan.raw_h * plan.tile_o * plan.raw_blocks * 16
+    assert max(plan.raw_w, plan.raw_h * plan.in_step_y, plan.tile_o) <= 256
+    assert plan.in_step_y <= 8
+    assert plan.conv_groups == 1 or plan.tile_o == 1
+    channels = plan.raw_blocks * elements
     assert plan.slice_blocks % plan.raw_blocks == 0
-    assert size <= plan.raw_bytes
+    assert plan.raw_w * plan.raw_h * plan.tile_o * plan.raw_blocks * 16 <= plan.raw_bytes
     assert plan.raw_bytes % 128 == 0
     assert plan.raw_chunks >= 2
-    o, y, q = where[0], where[1] * plan.in_step_y + plan.shift_y, where[2] * plan.in_step_x
-    q += plan.shift_x
+    z = where.z * plan.in_step_z + plane[0]
+    y, q = where.y * plan.lanes * plan.in_step_y + plane[1], where.x * plan.in_step_x + plane[2]
+    if plan.flat:
+        y, q = 0, where.y * plan.in_w
     late = q % elements  # boxes begin on 16 bytes
-    q -= late
-    assert plan.operand == 0 or late % 2 == 0, "two pixels of 16 bits are read together"
-    tile = np.full((plan.slice_blocks, plan.plane + 256, elements), np.nan)
-    margin = 300
-    padded = np.pad(x, ((0, plan.tile_o), (0, 64 * elements), (margin, margin), (margin, margin)))
-    for block in range(plan.slice_blocks):
-        within = block % plan.raw_blocks
-        channel = (piece * plan.slice_blocks + block - within) * elements
-        channels = plan.raw_blocks * elements
-        box = np.zeros((plan.tile_o, channels, plan.raw_h, plan.raw_w))
-        part = padded[
-            o : o + plan.tile_o,
-            channel : channel + channels,
-            y + margin : y + margin + plan.raw_h,
-            q + margin : q + margin + plan.raw_w,
-        ]
-        box[: part.shape[0], : part.shape[1]] = part
-        flat = box.reshape(-1)
-        for pixel in range(plan.pixels):
-            row, column = divmod(pixel, plan.pitch)
-            image, row = divmod(row, plan.rows)
-            lane, image = divmod(image, plan.tile_o)
-            at = (image * channels + within * elements) * plan.raw_h + row * plan.in_step_y + lane
-            for e in range(elements):
-                index = (at + e * plan.raw_h) * plan.raw_w + column + late
-                assert column + late < plan.raw_w
-                tile[block, pixel, e] = flat[index] if lane < plan.in_step_y else 0
-    return tile
+    assert plan.operand == 0 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    lane, image, row, column = tile_pixels(plan)
+    box_row = row * plan.lanes + lane
+    box_column = column * plan.in_step_x + late
+    if plan.flat:
+        box_row, box_column = 0 * row, row * plan.pitch + column + late
+    on = lane < plan.lanes
+    assert box_column[on].max() < plan.raw_w
+    assert box_row[on].max() < plan.raw_h
+    result = np.zeros((plan.slice_blocks * elements, plan.pixels))
+    for first in range(0, plan.slice_blocks * elements, channels):
+        at = [where.o * plan.conv_groups + where.group, 0, z, y, q - late]
+        at[1] = piece * plan.slice_blocks * elements + first
+        size = [plan.tile_o, channels, 1, plan.raw_h, plan.raw_w]
+        loaded = box(tensor, at, size, [1, 1, 1, plan.in_step_y, 1])[:, :, 0]
+        part = loaded[image[on], :, box_row[on], box_column[on]]
+        result[first : first + channels, on] = part.T
+    return result
+
+
+def units(plan: Plan) -> Iterator[Unit]:
+    """The tiles of every group, in the kernel's order."""
+    sizes = plan.tiles_o, plan.tiles_z, plan.tiles_y, plan.tiles_x, plan.conv_groups
+    for o, z, y, x, group in product(*map(range, sizes)):
+        yield Unit(o * plan.tile_o, z, y * plan.tile_h, x * plan.tile_w, group)
 
 
 def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """The output; every element that no store reaches stays NaN, every double store is an error."""
     plan = Plan(record)
     elements = 4 if plan.operand == 0 else 8
-    packed = pack(plan, weight)
-    y = np.full((plan.batch, plan.out_channels, plan.out_h, plan.out_w), np.nan)
+    shape = plan.batch, plan.conv_groups, plan.in_channels, plan.in_d, plan.in_h, plan.in_w
+    x = x.reshape(shape)
+    packed = [pack(plan, weight, group) for group in range(plan.conv_groups)]
+    sizes = plan.out_d, plan.out_h, plan.out_w
+    y = np.full((plan.batch, plan.conv_groups, plan.out_channels, *sizes), np.nan)
     written = np.zeros(y.shape, dtype=int)
-    for o in range(0, plan.tiles_o * plan.tile_o, plan.tile_o):
-        for row in range(0, plan.tiles_y * plan.tile_h, plan.tile_h):
-            for column in range(0, plan.tiles_x * plan.tile_w, plan.tile_w):
-                tiles = [fill(plan, x, o, row, column, s) for s in range(plan.slices)]
-                for unit in range(plan.groups):
-                    for index in [unit] if plan.alternate else [2 * unit, 2 * unit + 1]:
-                        job = plan.jobs[index]
-                        d = accumulate(plan, job, tiles, packed, elements)
-                        store(plan, job, d, (o, row, column), bias, y, written)
+    for where in units(plan):
+        known: dict[tuple[int, ...], np.ndarray] = {}
+        for index, job in enumerate(plan.jobs):
+            tiles = []
+            for visit, piece in product(plan.unit_visits(index), range(plan.slices)):
+                key = *visit["plane"], piece
+                if key not in known:
+                    known[key] = fill(plan, x, where, visit["plane"], piece)
+                tiles.append((visit["lists"][plan.side(index)], known[key]))
+            d = accumulate(plan, job, tiles, packed[where.group], elements)
+            store(plan, job, d, where, bias, y, written)
     assert written.max() <= 1, "an output was stored twice"
+    assert len(plan.jobs) == plan.job_groups * (1 if plan.alternate else 2)
     check_vectors(plan)
-    return y
+    return y.reshape(plan.batch, -1, *sizes)
 
 
 def check_vectors(plan: Plan) -> None:
@@ -209,22 +280,27 @@ def check_vectors(plan: Plan) -> None:
 
 
 def accumulate(
-    plan: Plan, job: dict[str, Any], tiles: list[np.ndarray], packed: np.ndarray, e: int
+    plan: Plan,
+    job: dict[str, Any],
+    tiles: list[tuple[list[list[int]], np.ndarray]],
+    packed: np.ndarray,
+    e: int,
 ) -> np.ndarray:
     d = np.zeros((plan.job_blocks, ROWS, plan.tile_n))
     block = job["weights"]
-    for tile in tiles:
-        flat = tile[:, : plan.plane].reshape(-1, e)
+    for lists, tile in tiles:
+        flat = tile[:, : plan.block_pitch].reshape(-1, e)
         flat = np.concatenate([flat, np.full((4096, e), np.nan)])
         for j in range(plan.job_blocks):
-            for part in steps(*plan.kinds[job["kind"][j]]["range"]):
+            for part in steps(lists[j]):
                 for k, i in enumerate(part):
                     first = plan.pairs[i]["offset"]
-                    halves = [flat[first + h * plan.plane :][: plan.tile_n] for h in range(2)]
+                    halves = [flat[first + h * plan.block_pitch :][: plan.tile_n] for h in (0, 1)]
                     operand = np.concatenate(halves, axis=1)
                     weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
                     d[j] += weights.T @ operand.T
                 block += 1
+    assert block == job["weights"] + job["steps"]
     return d
 
 
@@ -232,41 +308,32 @@ def store(
     plan: Plan,
     job: dict[str, Any],
     d: np.ndarray,
-    where: tuple[int, int, int],
+    where: Unit,
     bias: np.ndarray,
     y: np.ndarray,
     written: np.ndarray,
 ) -> None:
-    for n in range(plan.tile_n):
-        row, column = divmod(n, plan.pitch)
-        image, row = divmod(row, plan.rows)
-        if column >= plan.tile_w or row >= plan.tile_h or image >= plan.tile_o:
-            continue
-        if where[0] + image >= plan.batch:
-            continue
+    row, column = np.divmod(np.arange(plan.tile_n), plan.pitch)
+    image, row = np.divmod(row, plan.rows)
+    stored = (column < plan.tile_w) & (row < plan.tile_h) & (image < plan.tile_o)
+    stored &= where.o + image < plan.batch
+    kinds = [plan.kinds[index] for index in job["kind"][: plan.job_blocks]]
+    places = [(kind["first_x"], j, d[j]) for j, kind in enumerate(kinds)]
+    if job["interleave"]:
+        tapped = {kind["first_x"] for kind in kinds}
+        for residue in set(range(plan.out_step_x)) - tapped:
+            if job["columns"] >> residue & 1:
+                places.append((residue, 0, np.zeros_like(d[0])))
+    for first_x, j, values in places:
+        oz = where.z * plan.out_step_z + kinds[j]["first_z"]
+        ox = (where.x + column) * plan.out_step_x + first_x
         for r in range(ROWS):
             fold, offset = divmod(r, plan.fold_rows)
-            residues = {
-                plan.kinds[job["kind"][j]]["first_x"]: (j, d[j, r, n])
-                for j in range(plan.job_blocks)
-            }
-            if job["interleave"]:
-                for residue in range(plan.out_step_x):
-                    if job["columns"] >> residue & 1 and residue not in residues:
-                        residues[residue] = (0, 0.0)
-                places = [(x, j, v) for x, (j, v) in residues.items()]
-            else:
-                places = [
-                    (plan.kinds[job["kind"][j]]["first_x"], j, d[j, r, n])
-                    for j in range(plan.job_blocks)
-                ]
-            for first_x, j, value in places:
-                channel = job["channel"][j] + offset
-                first_y = plan.kinds[job["kind"][j]]["first_y"][fold]
-                oy = (where[1] + row) * plan.out_step_y + first_y
-                ox = (where[2] + column) * plan.out_step_x + first_x
-                inside = oy < plan.out_h and ox < plan.out_w and channel < plan.out_channels
-                if first_y < 0 or not inside:
-                    continue
-                y[where[0] + image, channel, oy, ox] = value + bias[channel]
-                written[where[0] + image, channel, oy, ox] += 1
+            channel, first_y = job["channel"][j] + offset, kinds[j]["first_y"][fold]
+            if first_y < 0 or channel >= plan.out_channels or oz >= plan.out_d:
+                continue
+            oy = (where.y + row) * plan.out_step_y + first_y
+            on = stored & (oy < plan.out_h) & (ox < plan.out_w)
+            at = (where.o + image)[on], where.group, channel, oz, oy[on], ox[on]
+            y[at] = values[r, on] + bias[where.group * plan.out_channels + channel]
+            written[at] += 1

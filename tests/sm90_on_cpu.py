@@ -25,11 +25,11 @@ SOURCES = ("sm90_tf32", "sm90_bf16", "sm90_fp16", "sm90_launch", "device")
 
 def compiled(folder: Path) -> ctypes.CDLL:
     """The kernel as a library; takes a minute."""
-    for file in CUDA.glob("sm90_*"):
+    for file in CUDA.iterdir():
         name = f"{file.stem}.cpp" if file.suffix == ".cu" else file.name
         (folder / name).write_text(LAUNCH.sub(r"launch(\1, \2, \3, ", file.read_text()))
-    for name in ("device.cpp", "device.h", "ptx.cuh"):
-        (folder / name).write_text((DEVICE / name).read_text())
+    for file in DEVICE.iterdir():
+        (folder / file.name).write_text(file.read_text())
     for name in (*HEADERS, "wgmma.cuh"):
         (folder / name).write_text('#pragma once\n#include "ptx.cuh"\n')
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
 from sm90_emulator import Plan
 
@@ -77,8 +78,7 @@ class Block:
 
     def __init__(self, plan: Plan, first: int, step: int) -> None:
         self.plan = plan
-        tiles = plan.tiles_o * plan.tiles_y * plan.tiles_x
-        self.units = list(range(first, tiles * plan.groups, step))
+        self.units = list(range(first, unit_count(plan), step))
         self.slots = Ring(plan.slots, LOADER_WARPS, 1 if plan.alternate else 2)
         self.stages = Ring(plan.stages, 1, 1)
         self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
@@ -86,26 +86,33 @@ class Block:
         self.done = [0, 0]
 
     def job(self, unit: int, c: int) -> int:
-        group = unit % self.plan.groups
+        group = unit % self.plan.job_groups
         return group if self.plan.alternate else 2 * group + c
 
-    def steps(self, unit: int, c: int) -> int:
-        return int(self.plan.jobs[self.job(unit, c)]["steps"])
+    def slices(self, unit: int) -> list[tuple[int, int]]:
+        """(visit, channel slice) in the order in which the unit reads them."""
+        job = self.plan.jobs[self.job(unit, 0)]
+        visits = range(job["visit"], job["visit"] + job["visits"])
+        return list(product(visits, range(self.plan.slices)))
 
-    def slices(self, unit: int) -> int:
-        return self.plan.slices if self.steps(unit, 0) + self.steps(unit, 1) else 0
+    def steps(self, visit: int, c: int) -> int:
+        """Weight blocks of a consumer in each slice of a visit."""
+        return int(self.plan.visits[visit]["steps"][c])
 
     def weights(self) -> Role:
-        """The feeder's weight blocks, in the order of the turns."""
+        """The feeder's weight blocks, in the order of the turns, straight through each job's."""
         place = Place(self.stages, 1)
         for unit in self.units:
-            for first in range(0, self.plan.slices, self.plan.turn_slices):
-                count = min(self.plan.turn_slices, self.plan.slices - first)
+            slices = self.slices(unit)
+            tile = unit // self.plan.job_groups
+            sent = [0, 0]
+            for first in range(0, len(slices), self.plan.turn_slices):
                 for c in (0,) if self.plan.alternate else (0, 1):
-                    for slice_ in range(first, first + count):
-                        for step in range(self.steps(unit, c)):
+                    for visit, _ in slices[first : first + self.plan.turn_slices]:
+                        for _ in range(self.steps(visit, c)):
                             yield self._free(place)
-                            self.stages.holds[place.at] = (self.job(unit, c), slice_, step)
+                            self.stages.holds[place.at] = (tile, self.job(unit, c), sent[c])
+                            sent[c] += 1
                             self.stages.full[place.at].arrive()
                             place.skip()
 
@@ -113,7 +120,7 @@ class Block:
         """The feeder's boxes."""
         place = Place(self.boxes, 1)
         for unit in self.units:
-            for _ in range(self.slices(unit)):
+            for _ in self.slices(unit):
                 for _ in range(self.plan.slice_blocks // max(self.plan.raw_blocks, 1)):
                     yield self._free(place)
                     self.boxes.full[place.at].arrive()
@@ -122,60 +129,62 @@ class Block:
     def loader(self) -> Role:
         box, slot = Place(self.boxes, 0), Place(self.slots, 1)
         for unit in self.units:
-            for slice_ in range(self.slices(unit)):
+            for slice_ in self.slices(unit):
                 yield self._free(slot)
                 for _ in range(self.plan.slice_blocks // max(self.plan.raw_blocks, 1)):
                     yield self._full(box)
                     self.boxes.free[box.at].arrive()
                     box.skip()
-                tile = unit // self.plan.groups
-                self.slots.holds[slot.at] = (tile, slice_)
+                self.slots.holds[slot.at] = (unit // self.plan.job_groups, slice_)
                 self.slots.full[slot.at].arrive()
                 slot.skip()
 
     def consumer(self, c: int) -> Role:
         """Issues steps, and gives back what the ones before the last two have read."""
         slot, stage, parity = Place(self.slots, 0), Place(self.stages, 0), 1 - c
-        mine = True
         for index, unit in enumerate(self.units):
-            slices, steps = self.slices(unit), self.steps(unit, c)
-            if self.plan.alternate:
-                mine = index % 2 == c
-            if not mine:
-                stage.skip(steps * slices)
-                slot.skip(slices)
+            slices, job = self.slices(unit), self.job(unit, c)
+            tile, side = unit // self.plan.job_groups, 0 if self.plan.alternate else c
+            if self.plan.alternate and index % 2 != c:
+                stage.skip(self.plan.jobs[job]["steps"])
+                slot.skip(len(slices))
                 continue
-            other = 0 if self.plan.alternate else self.steps(unit, 1 - c)
-            first = 0
+            sent = first = 0
             while True:
-                count = min(self.plan.turn_slices, slices - first)
-                stage.skip(other * count if c == 1 else 0)
+                turn = slices[first : first + self.plan.turn_slices]
+                other = 0
+                if not self.plan.alternate:
+                    other = sum(self.steps(visit, 1 - c) for visit, _ in turn)
+                stage.skip(other if c == 1 else 0)
                 wanted = parity
                 yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
                 parity ^= 1
                 flight: list[list[Barrier]] = []
-                for slice_ in range(first, first + count):
+                for slice_ in turn:
                     if not self._full(slot)():
                         self._retire(flight, 0)
                         yield self._full(slot)
-                    assert self.slots.holds[slot.at] == (unit // self.plan.groups, slice_)
-                    for step in range(steps):
+                    assert self.slots.holds[slot.at] == (tile, slice_)
+                    steps = self.steps(slice_[0], side)
+                    for _ in range(steps):
                         yield self._full(stage)
-                        assert self.stages.holds[stage.at] == (self.job(unit, c), slice_, step)
+                        assert self.stages.holds[stage.at] == (tile, job, sent)
+                        sent += 1
                         flight.append([self.stages.free[stage.at]])
                         self._retire(flight, 2)
                         stage.skip()
-                    if flight:
+                    if steps:
                         flight[-1].append(self.slots.free[slot.at])
                     else:
                         self.slots.free[slot.at].arrive()
                     slot.skip()
                 self.turn[1 - c].arrive()
                 self._retire(flight, 0)
-                stage.skip(other * count if c == 0 else 0)
-                first += count
-                if first >= slices:
+                stage.skip(other if c == 0 else 0)
+                first += len(turn)
+                if first >= len(slices):
                     break
+            assert sent == self.plan.jobs[job]["steps"]
             self.done[c] += 1
 
     @staticmethod
@@ -195,12 +204,16 @@ class Block:
                 barrier.arrive()
 
 
+def unit_count(plan: Plan) -> int:
+    tiles = plan.tiles_o * plan.tiles_z * plan.tiles_y * plan.tiles_x
+    return tiles * plan.conv_groups * plan.job_groups
+
+
 def play(record: tuple[int, ...], multiprocessors: int, seed: int) -> None:
     """Runs the first and the last block of a launch to their end; an assertion or an error tells
     what goes wrong."""
     plan = Plan(record)
-    units = plan.tiles_o * plan.tiles_y * plan.tiles_x * plan.groups
-    blocks = min(units, multiprocessors)
+    blocks = min(unit_count(plan), multiprocessors)
     choice = random.Random(seed)
     for first in {0, blocks - 1}:
         block = Block(plan, first, blocks)

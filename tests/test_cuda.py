@@ -30,8 +30,8 @@ def error(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: object) -> f
     """Distance from a float64 reference, relative to its norm; infinite where y has a NaN."""
     b, *parameters = rest
     wide = [t.double() if isinstance(t, torch.Tensor) else None for t in (x, w, b)]
-    expected = F.conv_transpose2d(*wide, *parameters)  # type: ignore[arg-type]
-    return distance(y, expected)
+    compute = getattr(F, f"conv_transpose{x.dim() - 2}d")
+    return distance(y, compute(*wide, *parameters))
 
 
 @st.composite
@@ -94,6 +94,41 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
     for layout in (torch.contiguous_format, torch.channels_last):  # sizes of 1 may count as both
         if native.is_contiguous(memory_format=layout):
             assert y.is_contiguous(memory_format=layout)
+
+
+@st.composite
+def grouped_calls(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...]]:
+    """Shapes of input and weight, and the parameters: 1-D to 3-D, with groups."""
+    ndim, groups = draw(st.sampled_from([1, 2, 3, 3])), draw(st.sampled_from([1, 2, 3]))
+    some = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    channels = [draw(st.integers(8, 90)) for _ in range(2)]
+    stride, dilation = some(1, 3), some(1, 2)
+    extra = tuple(draw(st.integers(0, s - 1)) for s in stride)
+    x = (draw(st.integers(1, 3)), channels[0] * groups, *some(1, 24 if ndim == 3 else 60))
+    w = (channels[0] * groups, channels[1], *some(1, 4))
+    return x, w, (stride, some(0, 1), extra, groups, dilation)
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(grouped_calls(), st.sampled_from(list(LIMIT)), st.booleans())
+def test_groups_and_every_number_of_dimensions(
+    call: tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...]],
+    dtype: torch.dtype,
+    bias: bool,
+) -> None:
+    torch.manual_seed(0)
+    x, w = (torch.randn(shape, device="cuda").to(dtype) for shape in call[:2])
+    b = torch.randn(call[1][1] * call[2][3], device="cuda").to(dtype) if bias else None  # type: ignore[operator]
+    name = f"conv_transpose{x.dim() - 2}d"
+    try:
+        shape = getattr(F, name)(x.to("meta"), w.to("meta"), None, *call[2]).shape
+    except RuntimeError:
+        assume(False)
+    assume(min(shape) > 0)
+    with torch.no_grad(), ops.forced(SM90):
+        poison(shape, dtype)
+        y = getattr(upconv, name)(x, w, b, *call[2])
+    assert error(y, x, w, b, *call[2]) <= LIMIT[dtype]
 
 
 def layer(**options: object) -> tuple[torch.Tensor, torch.nn.ConvTranspose2d]:

@@ -166,7 +166,7 @@ def test_lattices_read_the_positions_of_the_definition() -> None:
         problem = Problem.of(1, 1, 1, (size,), kernel, stride, padding, extra, dilation)
         inside = {(o, k): i for o, k, i in brute_force(dimension)}
         for in_step in (1, 2, 3):
-            lattice = Lattice.of(problem, 0, in_step)
+            lattice = Lattice.of(problem, 0).stacked(in_step)
             assert inside == {
                 (q * lattice.out_step + first, tap.k): q * lattice.in_step + tap.shift
                 for q in range(lattice.count)
@@ -175,11 +175,13 @@ def test_lattices_read_the_positions_of_the_definition() -> None:
                 if q * lattice.out_step + first < lattice.size
                 and 0 <= q * lattice.in_step + tap.shift < size
             }
-        gradient = Lattice.of_input_gradient(problem, 0)
-        assert inside == {
-            (o, tap.k): q
-            for q in range(gradient.count)
-            for tap in gradient.taps[0]
-            for o in [q * gradient.in_step + tap.shift]
-            if 0 <= o < problem.out_size[0]
-        }
+        for count in (1, 2):
+            gradient = Lattice.of_input_gradient(problem, 0).stacked(count)
+            assert inside == {
+                (o, tap.k): q * gradient.out_step + first
+                for q in range(gradient.count)
+                for first, taps in zip(gradient.firsts, gradient.taps, strict=True)
+                for tap in taps
+                for o in [q * gradient.in_step + tap.shift]
+                if 0 <= o < problem.out_size[0] and q * gradient.out_step + first < size
+            }

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
 import sm90_emulator as emulator
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90
+from upconv.planner import H200, Candidate, Problem, make_plan, sm90
 
 
 @st.composite
@@ -53,21 +50,6 @@ def test_the_emulated_kernel_computes_the_gradient(problem: Problem) -> None:
         torch.from_numpy(gy), torch.from_numpy(w), None, 1, problem.padding, problem.dilation
     )
     np.testing.assert_allclose(gx, expected.numpy(), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"stride": (2, 1)}, "stride 2"),
-        ({"padding": (3, 0)}, "beyond the kernel's reach"),
-        ({"output_padding": (1, 0), "dilation": (2, 2)}, "output_padding"),
-    ],
-)
-def test_what_it_cannot_serve_is_refused(change: dict[str, object], reason: str) -> None:
-    problem = Problem.of(2, 32, 32, (20, 20), 3, tf32=True, direction="grad_input")
-    answer = sm90.consider(replace(problem, **change), H200)  # type: ignore[arg-type]
-    assert isinstance(answer, Refusal)
-    assert reason in answer.reason
 
 
 def test_kernels_for_other_directions_are_refused_by_name() -> None:

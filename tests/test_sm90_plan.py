@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import sm90_emulator as emulator
 import sm90_pipeline as pipeline
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sm90_references import TASKS, expected, expected_grad_input, problems
 
 from upconv.planner import (
     H200,
@@ -28,107 +28,156 @@ from upconv.planner import (
     Refusal,
     make_plan,
     sm90,
+    sm90_area,
     sm90_cost,
     sm90_tiling,
 )
+from upconv.planner.sm90_task import forward_task
 from upconv.planner.sm90_tiling import FIXED_BYTES, STAGE_BYTES, TILES
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "upconv" / "csrc" / "cuda"
 
 
-def candidate(problem: Problem, multiprocessors: int = 132) -> Candidate:
-    answer = sm90.consider(problem, replace(H200, multiprocessors=multiprocessors))
+def candidate(
+    problem: Problem, multiprocessors: int = 132, direction: str = "forward"
+) -> Candidate:
+    hardware = replace(H200, multiprocessors=multiprocessors)
+    assert sm90.legality(problem, hardware) is None
+    answer = sm90.consider_task(TASKS[direction](problem), hardware)
     assert isinstance(answer, Candidate), answer
     return answer
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    pair = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * 2))  # noqa: E731
-    stride, dilation = pair(1, 4), pair(1, 3)
-    channels_last = draw(st.booleans())
-    step = 8 if channels_last else 1
-    problem = Problem(
-        batch=draw(st.integers(1, 4)),
-        in_channels=draw(st.integers(8 // step, 40 // step)) * step,
-        out_channels=draw(st.integers(8 // step, 136 // step)) * step,
-        in_size=pair(1, 9),
-        kernel=pair(1, 4),
-        stride=stride,
-        padding=pair(0, 2),
-        # PyTorch answers channels_last with another layout where it reaches the stride.
-        output_padding=tuple(
-            draw(st.integers(0, (s if channels_last else max(s, d)) - 1))
-            for s, d in zip(stride, dilation, strict=True)
-        ),
-        dilation=dilation,
-        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
-        channels_last=channels_last,
-        tf32=True,
-    )
-    assume(min(problem.out_size) > 0)
-    return problem
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([1, 8, 132]))
-def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int) -> None:
+def check(problem: Problem, multiprocessors: int, direction: str = "forward") -> None:
+    """The emulated kernel computes what PyTorch does."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
-    w = rng.standard_normal((problem.in_channels, problem.out_channels, *problem.kernel))
-    b = rng.standard_normal(problem.out_channels)
-    y = emulator.run(candidate(problem, sms).params, x, w, b)
-    expected = torch.nn.functional.conv_transpose2d(
-        *map(torch.from_numpy, (x, w, b)),
-        problem.stride,
-        problem.padding,
-        problem.output_padding,
-        1,
-        problem.dilation,
+    w = rng.standard_normal(
+        (problem.in_channels, problem.out_channels // problem.groups, *problem.kernel)
     )
-    np.testing.assert_allclose(y, expected.numpy(), rtol=1e-10, atol=1e-10)
+    params = candidate(problem, multiprocessors, direction).params
+    if direction == "forward":
+        x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
+        b = rng.standard_normal(problem.out_channels)
+        y, wanted = emulator.run(params, x, w, b), expected(problem, x, w, b)
+    else:
+        gy = rng.standard_normal((problem.batch, problem.out_channels, *problem.out_size))
+        y = emulator.run(params, gy, w, np.zeros(problem.in_channels))
+        wanted = expected_grad_input(problem, gy, w)
+    np.testing.assert_allclose(y.reshape(wanted.shape), wanted, rtol=1e-10, atol=1e-10)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([1, 2, 132]), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("direction", TASKS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problem=problems(), sms=st.sampled_from([1, 8, 132]))
+def test_the_emulated_kernel_computes_the_convolution(
+    direction: str, problem: Problem, sms: int
+) -> None:
+    check(problem, sms, direction)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("batch", "size", "kernel", "stride", "extra"),
+    [
+        (2, (4, 14), 2, 2, 0),
+        (2, (8, 5), 2, 2, 0),
+        (2, (8, 7), 1, 2, 1),
+        (1, (40, 10), (2, 3), 3, 0),
+        (5, (8, 3), 1, 1, 0),
+    ],
+)
+def test_rows_without_margins_are_loaded_as_one(
+    batch: int, size: tuple[int, int], kernel: Any, stride: int, extra: int, dtype: str
+) -> None:
+    problem = Problem.of(batch, 20, 24, size, kernel, stride, 0, extra, dtype=dtype, tf32=True)
+    plan = emulator.Plan(candidate(problem).params)
+    assert (plan.flat, plan.copy) == (1, sm90_area.COPY_BOXES)
+    check(problem, 132)
+
+
+@pytest.mark.parametrize("direction", TASKS)
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    problem=problems(), sms=st.sampled_from([1, 2, 132]), choose=st.randoms(use_true_random=False)
+)
 def test_no_role_of_the_kernel_waits_for_ever(
-    problem: Problem, sms: int, random: random.Random
+    direction: str, problem: Problem, sms: int, choose: random.Random
 ) -> None:
     """Any tiling, not only the chosen one, in any order of events."""
     hardware = replace(H200, multiprocessors=sms)
     choices = []
-    for shape in sm90.shapes(problem):
+    for shape in sm90.shapes(TASKS[direction](problem)):
         by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
         for tiling in sm90_tiling.tilings(shape, by_blocks, hardware):
             choices.append((shape, by_blocks[tiling.blocks], tiling))
-    for shape, job_list, tiling in random.sample(choices, min(len(choices), 3)):
+    for shape, job_list, tiling in choose.sample(choices, min(len(choices), 3)):
         assert job_list is not None
-        pipeline.play(sm90.record(shape, job_list, tiling), sms, random.randrange(1 << 30))
+        pipeline.play(sm90.record(shape, job_list, tiling), sms, choose.randrange(1 << 30))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(problems(), st.integers(1, 300), st.integers(1, 300))
-def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, h: int, w: int) -> None:
-    problem = replace(problem, in_size=(h, w))
-    assume(min(problem.out_size) > 0)
-    plan = emulator.Plan(candidate(problem).params)
+def check_limits(plan: emulator.Plan) -> None:
     emulator.check_vectors(plan)
-    slot = plan.slice_blocks * plan.plane * 16
-    raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_tiling.GATHER_BYTES
-    assert FIXED_BYTES + raw + plan.stages * STAGE_BYTES + plan.slots * slot <= 227 * 1024
+    slot = plan.slice_blocks * plan.block_pitch * 16
+    raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_area.GATHER_BYTES
+    tables = -(-(len(plan.pairs) * 4 + len(plan.visits) * 48) // 128) * 128
+    rings = raw + plan.stages * STAGE_BYTES + plan.slots * slot
+    assert FIXED_BYTES + tables + rings <= 227 * 1024
     assert (plan.tile_n, plan.job_blocks) in TILES
     assert plan.slice_blocks in (2, 4, 8)
     assert 2 <= plan.slots <= 16
     assert 3 <= plan.stages <= 16, "two steps stay in flight behind the newest one"
     assert plan.pixels <= sm90_tiling.MAX_PIXELS
-    assert plan.plane >= plan.pixels
-    for table, most in (("pairs", "kMaxPairs"), ("kinds", "kMaxKinds"), ("jobs", "kMaxJobs")):
-        assert len(getattr(plan, table)) <= emulator.header_constant(most)
-    assert all(kind["range"][0] % 4 == 0 for kind in plan.kinds)
-    covered = plan.tiles_y * plan.tile_h * plan.out_step_y, plan.tiles_x * plan.tile_w
-    assert covered[0] >= plan.out_h
-    assert covered[1] * plan.out_step_x >= plan.out_w
+    assert plan.block_pitch >= plan.pixels
+    for table in ("pairs", "kinds", "visits", "jobs"):
+        limit = emulator.header_constant(f"kMax{table.capitalize()}")
+        assert len(getattr(plan, table)) <= limit
+    lists = [pairs for visit in plan.visits for side in visit["lists"] for pairs in side]
+    assert all(begin % 4 == 0 for begin, _ in lists)
+    assert plan.tiles_z * plan.out_step_z >= plan.out_d
+    assert plan.tiles_y * plan.tile_h * plan.out_step_y >= plan.out_h
+    assert plan.tiles_x * plan.tile_w * plan.out_step_x >= plan.out_w
+
+
+@pytest.mark.parametrize("direction", TASKS)
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(problem=problems((2, 3)), h=st.integers(1, 300), w=st.integers(1, 300))
+def test_every_plan_keeps_the_limits_of_the_kernel(
+    direction: str, problem: Problem, h: int, w: int
+) -> None:
+    problem = replace(problem, in_size=(*problem.in_size[:-2], h, w))
+    assume(min(problem.out_size) > 0)
+    check_limits(emulator.Plan(candidate(problem, direction=direction).params))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_group_does_not_see_the_numbers_of_the_next(dtype: str) -> None:
+    """Channels that fill up a block are zeros: even a zero weight would pass a NaN on."""
+    problem = Problem.of(2, 3 * 10, 3 * 9, (6, 8), 3, 2, groups=3, dtype=dtype, tf32=True)
+    x = np.ones((2, 30, 6, 8))
+    x[:, 10:20] = np.nan
+    w, b = np.ones((30, 9, 3, 3)), np.ones(27)
+    y = emulator.run(candidate(problem).params, x, w, b)
+    np.testing.assert_array_equal(
+        np.isnan(y[:, :, 0, 1, 1]).any(0), [False] * 9 + [True] * 9 + [False] * 9
+    )
+    assert not np.isnan(y[:, [*range(9), *range(18, 27)]]).any()
+
+
+@pytest.mark.parametrize(
+    ("direction", "kernel", "stride", "planes"),
+    [
+        ("forward", (2, 3, 4), (1, 1, 1), 2),
+        ("grad_input", 4, 2, 16),
+        ("grad_input", 3, (3, 2, 1), 6),
+    ],
+)
+def test_depths_and_residues_are_planes(
+    direction: str, kernel: Any, stride: Any, planes: int
+) -> None:
+    problem = Problem.of(1, 16, 16, (4, 8, 8), kernel, stride, 1, dtype="bfloat16")
+    plan = emulator.Plan(candidate(problem, direction=direction).params)
+    assert len({tuple(visit["plane"]) for visit in plan.visits}) == planes
 
 
 @pytest.mark.parametrize("stride", [(5, 5), (5, 6), (6, 5), (6, 6), (8, 4), (4, 8), (31, 1)])
@@ -142,8 +191,7 @@ def test_many_phases_fit_the_tables_or_are_refused(
         assert "too many taps or phases" in answer.reason
         return
     plan = emulator.Plan(answer.params)
-    for table, most in (("pairs", "kMaxPairs"), ("kinds", "kMaxKinds"), ("jobs", "kMaxJobs")):
-        assert len(getattr(plan, table)) <= emulator.header_constant(most)
+    check_limits(plan)
 
 
 def test_one_dimension_is_a_single_row() -> None:
@@ -157,7 +205,7 @@ def test_one_dimension_is_a_single_row() -> None:
     [
         ({"dtype": "float64"}, "float64"),
         ({"tf32": False}, "fp32_precision"),
-        ({"groups": 2}, "groups = 2"),
+        ({"groups": 4}, "in_channels of a group = 4"),
         ({"in_channels": 4}, "in_channels = 4"),
         ({"out_channels": 4}, "out_channels = 4"),
         ({"in_channels": 10, "channels_last": True}, "multiples of 4"),
@@ -193,14 +241,14 @@ def test_a_forced_plan_takes_the_kernel_and_a_free_one_weighs_it_against_pytorch
 
 
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
-    problem = sm90.flat(Problem.of(1, 8, 8, (4, 4), 3, tf32=True))
-    shape = sm90.shapes(problem)[0]
+    shape = sm90.shapes(forward_task(Problem.of(1, 8, 8, (4, 4), 3, tf32=True)))[0]
     by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
     tiling = next(sm90_tiling.tilings(shape, by_blocks, H200))
     assert list(tiling.fields(shape)) == emulator.header_fields()
     for name, value in {
         "kMaxKinds": sm90_tiling.MAX_KINDS,
         "kMaxPairs": sm90_tiling.MAX_PAIRS,
+        "kMaxVisits": sm90_tiling.MAX_VISITS,
         "kMaxJobs": sm90_tiling.MAX_JOBS,
         "kMaxFolds": sm90_tiling.MAX_FOLDS,
         "kMaxBlocks": sm90_tiling.MAX_BLOCKS,

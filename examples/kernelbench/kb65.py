@@ -358,10 +358,47 @@ def _planner():
         shift: int
 
 
+    @dataclass(frozen=True)
+    class Phase:
+        """The outputs `first, first + stride, ...` (`count` of them) and the taps that reach them.
+
+        `taps` may be empty (stride > kernel, or dilation and stride share a factor): such outputs get
+        the bias or zero.
+        """
+
+        first: int
+        count: int
+        taps: "tuple[Tap, ...]"
+
+
     def output_size(
         size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int
     ) -> int:
         return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
+
+
+    def phases(
+        size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int
+    ) -> "tuple[Phase, ...]":
+        """The phases of one dimension, ordered by their first output; those without outputs left out.
+
+        Taps that meet no input at any output of the phase are left out as well, so that no kernel
+        multiplies by padding alone.
+        """
+        out = output_size(size, kernel, stride, padding, output_padding, dilation)
+        result = []
+        for first in range(min(stride, out)):
+            count = (out - first + stride - 1) // stride
+            taps = []
+            for k in range(kernel):
+                reach = first + padding - k * dilation
+                if reach % stride:
+                    continue
+                shift = reach // stride
+                if shift < size and shift + count > 0:
+                    taps.append(Tap(k, shift))
+            result.append(Phase(first, count, tuple(taps)))
+        return tuple(result)
 
     # ===== planner/problem.py =====================================================================
     # One transposed convolution, and one machine, as plain frozen values.
@@ -509,11 +546,7 @@ def _planner():
     # input has one phase and reads with step `stride`.
     @dataclass(frozen=True)
     class Lattice:
-        """The phases of one dimension; `firsts[i]` and `taps[i]` belong to phase i.
-
-        Forward with an `in_step` over 1: neighbouring outputs that share their taps become phases of
-        their own, so that few output channels can still fill a tall block of rows.
-        """
+        """The phases of one dimension; `firsts[i]` and `taps[i]` belong to phase i."""
 
         in_step: int
         out_step: int
@@ -522,16 +555,16 @@ def _planner():
         taps: "tuple[tuple[Tap, ...], ...]"
 
         @staticmethod
-        def of(problem: "Problem", dimension: int, in_step: int = 1) -> "Lattice":
-            """The forward computation. With `in_step` 1 these are the phases of geometry.py."""
+        def of(problem: "Problem", dimension: int) -> "Lattice":
+            """The forward computation: the phases of geometry.py."""
             size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
             out = output_size(size, kernel, stride, padding, extra, dilation)
-            firsts = tuple(range(min(stride * in_step, out)))
+            firsts = tuple(range(min(stride, out)))
             taps = []
             for first in firsts:
                 reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
                 taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-            return Lattice(in_step, stride * in_step, out, firsts, tuple(taps))
+            return Lattice(1, stride, out, firsts, tuple(taps))
 
         @staticmethod
         def of_input_gradient(problem: "Problem", dimension: int) -> "Lattice":
@@ -540,10 +573,483 @@ def _planner():
             taps = tuple(Tap(k, k * dilation - padding) for k in range(kernel))
             return Lattice(stride, 1, size, (0,), (taps,))
 
+        @staticmethod
+        def point() -> "Lattice":
+            """A dimension that is not there: one position, one tap."""
+            return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),))
+
+        def stacked(self, count: int) -> "Lattice":
+            """`count` neighbouring points as one, with the phases of all of them: outputs that share
+            their taps become phases, so that few output channels can still fill a tall block."""
+            phases = [
+                (i * self.out_step + first, tuple(Tap(t.k, t.shift + i * self.in_step) for t in taps))
+                for i in range(count)
+                for first, taps in zip(self.firsts, self.taps, strict=True)
+                if i * self.out_step + first < self.size
+            ]
+            return Lattice(
+                self.in_step * count,
+                self.out_step * count,
+                self.size,
+                tuple(first for first, _ in phases),
+                tuple(taps for _, taps in phases),
+            )
+
         @property
         def count(self) -> int:
             """Lattice points that cover all outputs."""
             return -(-self.size // self.out_step)
+
+    # ===== planner/sm90_task.py ===================================================================
+    # What the Hopper kernel computes, whatever direction of the operator it comes from.
+    #
+    # A `Task` is one lattice for each of depth, rows and columns, and where the weight of a tap lies. A
+    # `Shape` lays it out for the kernel:
+    #
+    #     folds   row phases stacked in a block of 64 rows, where few output channels would leave it empty
+    #     lanes   neighbouring output rows that share their taps, made row phases so that they can be
+    #             folded; the input rows that only some of them read lie in the same tile
+    #     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
+    #             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
+    #             step read other pixels altogether; each residue of the shift is a plane of its own, and
+    #             so is each depth. Inside a plane taps differ by whole pixels of the tile.
+    Triple = tuple[int, int, int]
+    Taps = tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
+    """(rows, columns) of the tap in its plane, and the weight position of each fold, -1 for none."""
+
+
+    @dataclass(frozen=True)
+    class Task:
+        """Depth, rows and columns in this order; channels are those of one group."""
+
+        batch: int
+        groups: int
+        in_channels: int
+        out_channels: int
+        in_size: "Triple"
+        out_size: "Triple"
+        kernel: "Triple"
+        lattices: "tuple[Lattice, Lattice, Lattice]"
+        weight_in: int
+        """Elements of the weight from one input channel to the next."""
+        weight_out: int
+        weight_group: int
+        dtype: str
+        channels_last: bool
+        bias: bool
+
+        @property
+        def element_bytes(self) -> int:
+            return ELEMENT_BYTES[self.dtype]
+
+        @property
+        def outputs(self) -> int:
+            return self.batch * self.groups * self.out_channels * prod(self.out_size)
+
+        @property
+        def bytes(self) -> int:
+            """Least traffic: input and weight read once, output written once."""
+            x = self.batch * self.groups * self.in_channels * prod(self.in_size)
+            w = self.groups * self.in_channels * self.out_channels * prod(self.kernel)
+            b = self.groups * self.out_channels if self.bias else 0
+            return (x + w + self.outputs + b) * self.element_bytes
+
+
+    def padded(sizes: tuple[int, ...]) -> "Triple":
+        """Sizes of 1 to 3 dimensions as depth, rows and columns."""
+        depth, rows, columns = (1,) * (3 - len(sizes)) + sizes
+        return depth, rows, columns
+
+
+    def forward_task(problem: "Problem") -> "Task":
+        lattices = tuple(Lattice.of(problem, i) for i in range(problem.ndim))
+        taps = prod(problem.kernel)
+        in_channels = problem.in_channels // problem.groups
+        out_channels = problem.out_channels // problem.groups
+        depth, rows, columns = (Lattice.point(),) * (3 - problem.ndim) + lattices
+        return Task(
+            batch=problem.batch,
+            groups=problem.groups,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            in_size=padded(problem.in_size),
+            out_size=padded(problem.out_size),
+            kernel=padded(problem.kernel),
+            lattices=(depth, rows, columns),
+            weight_in=out_channels * taps,
+            weight_out=taps,
+            weight_group=in_channels * out_channels * taps,
+            dtype=problem.dtype,
+            channels_last=problem.channels_last,
+            bias=problem.bias,
+        )
+
+
+    def input_gradient_task(problem: "Problem") -> "Task":
+        """The gradient of the input: reads grad_output, writes grad_input, with the same weight."""
+        lattices = tuple(Lattice.of_input_gradient(problem, i) for i in range(problem.ndim))
+        depth, rows, columns = (Lattice.point(),) * (3 - problem.ndim) + lattices
+        forward = forward_task(problem)
+        return Task(
+            batch=forward.batch,
+            groups=forward.groups,
+            in_channels=forward.out_channels,
+            out_channels=forward.in_channels,
+            in_size=forward.out_size,
+            out_size=forward.in_size,
+            kernel=forward.kernel,
+            lattices=(depth, rows, columns),
+            weight_in=forward.weight_out,
+            weight_out=forward.weight_in,
+            weight_group=forward.weight_group,
+            dtype=forward.dtype,
+            channels_last=forward.channels_last,
+            bias=False,
+        )
+
+
+    @dataclass(frozen=True)
+    class Kind:
+        """The taps of one depth and width phase and of the row phases folded into a block of 64 rows,
+        by plane."""
+
+        first_z: int
+        first_x: int
+        first_y: tuple[int, ...]
+        taps: "tuple[tuple[Triple, Taps], ...]"
+
+        @cached_property
+        def planes(self) -> "dict[Triple, Taps]":
+            return dict(self.taps)
+
+
+    @dataclass(frozen=True)
+    class Residues:
+        """The shifts of one dimension by their residue modulo the input step."""
+
+        step: int
+        low: dict[int, int]
+        """Residue -> its least shift, which is the offset of its planes."""
+        high: dict[int, int]
+        """Residue -> greatest distance from there, in steps."""
+
+        @staticmethod
+        def of(lattice: "Lattice", step: int) -> "Residues":
+            low: dict[int, int] = {}
+            high: dict[int, int] = {}
+            shifts = sorted({tap.shift for taps in lattice.taps for tap in taps})
+            for shift in shifts or [0]:
+                residue = shift % step
+                high[residue] = (shift - low.setdefault(residue, shift)) // step
+            return Residues(step, low, high)
+
+        def place(self, shift: int) -> tuple[int, int]:
+            """Offset of the plane, and the distance from there in steps."""
+            low = self.low[shift % self.step]
+            return low, (shift - low) // self.step
+
+        @property
+        def most(self) -> int:
+            return max(self.high.values())
+
+        def pitch(self, count: int, size: int, back: int) -> int:
+            """From one row of `count` points to the next where these are all points there are: zeros
+            after one row are those before the next as well. The row begins `back` steps early."""
+            alone = count + self.most + back
+            shared = count
+            for residue, low in self.low.items():
+                before = max(-(low // self.step) + back, 0)
+                after = -(-(size - low) // self.step) + back
+                shared = max(shared, after, count + self.high[residue] + back - before)
+            return min(alone, shared)
+
+
+    @dataclass(frozen=True)
+    class Shape:
+        """A task with its folds: everything that does not depend on the tiling."""
+
+        task: "Task"
+        lanes: int
+        folds: int
+
+        @cached_property
+        def rows(self) -> "Lattice":
+            return self.task.lattices[1].stacked(self.lanes)
+
+        @property
+        def depth(self) -> "Lattice":
+            return self.task.lattices[0]
+
+        @property
+        def columns(self) -> "Lattice":
+            return self.task.lattices[2]
+
+        @property
+        def steps(self) -> "Triple":
+            """Input step of each dimension, lanes not counted."""
+            depth, rows, columns = (lattice.in_step for lattice in self.task.lattices)
+            return depth, rows, columns
+
+        @cached_property
+        def row_residues(self) -> "Residues":
+            return Residues.of(self.rows, self.steps[1])
+
+        @cached_property
+        def column_residues(self) -> "Residues":
+            return Residues.of(self.columns, self.steps[2])
+
+        @cached_property
+        def kinds(self) -> "tuple[tuple[Kind, ...], ...]":
+            """[depth phase and fold group][width phase]"""
+            phases = range(len(self.rows.firsts))
+            groups = [phases[i : i + self.folds] for i in range(0, len(phases), self.folds)]
+            return tuple(
+                tuple(self._kind(z, group, x) for x in range(len(self.columns.firsts)))
+                for z in range(len(self.depth.firsts))
+                for group in groups
+            )
+
+        def _kind(self, z: int, group: range, x: int) -> "Kind":
+            _, height, width = self.task.kernel
+            planes: "dict[Triple, dict[tuple[int, int], list[int]]]" = {}
+            for fold, y in enumerate(group):
+                lists = self.depth.taps[z], self.rows.taps[y], self.columns.taps[x]
+                for tz, ty, tx in product(*lists):
+                    plane_y, at_y = self.row_residues.place(ty.shift)
+                    plane_x, at_x = self.column_residues.place(tx.shift)
+                    plane = planes.setdefault((tz.shift, plane_y, plane_x), {})
+                    folds = plane.setdefault((at_y, at_x), [-1] * self.folds)
+                    folds[fold] = (tz.k * height + ty.k) * width + tx.k
+            first_y = [self.rows.firsts[y] for y in group]
+            return Kind(
+                self.depth.firsts[z],
+                self.columns.firsts[x],
+                tuple(first_y + [-1] * (self.folds - len(first_y))),
+                tuple(
+                    (plane, tuple((at, tuple(folds)) for at, folds in sorted(taps.items())))
+                    for plane, taps in sorted(planes.items())
+                ),
+            )
+
+        @property
+        def fold_rows(self) -> int:
+            return 64 // self.folds
+
+        @property
+        def channel_blocks(self) -> int:
+            return 1 if self.folds > 1 else -(-self.task.out_channels // 64)
+
+
+    def shapes(task: "Task") -> "list[Shape]":
+        """The ways to lay the task out: folded when few output channels would leave rows empty."""
+        result = []
+        for folds in (1, 2, 4):
+            if folds > 1 and task.out_channels > 64 // folds:
+                continue
+            phases = task.lattices[1].out_step
+            lanes = 1 if phases >= folds or folds % phases else folds // phases
+            result.append(Shape(task, lanes, folds))
+        return result
+
+    # ===== planner/sm90_area.py ===================================================================
+    # Areas of the Hopper kernel's tiles: which pixels a tile has, how they lie, how they are copied.
+    #
+    # A tile is `images x height x width` lattice points of one depth. Its input lies in shared memory
+    # row after row, `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over
+    # row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
+    # (height), the margin of one row (image) is the margin of the next as well: both are zeros. Where no
+    # tap reaches another pixel there are no margins, and TMA may see an image as one long row ("flat").
+    GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
+    """Table of offsets and raw ring of the loaders, where they copy without TMA."""
+    BOX_BYTES = 32 * 1024
+    """Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
+    BOX_GOOD = 8 * 1024
+    """Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
+    BOX_MOST = 256
+    """Elements of a box along one dimension."""
+    BOX_STEP_MOST = 8
+    """Greatest step of a box along its rows."""
+    MAX_CHUNKS = 16
+    COPY_BOXES = 3
+    """`copy` for TMA boxes."""
+    ITEM_PIXELS = 4
+    """Pixels that a loader copies together."""
+
+
+    @dataclass(frozen=True)
+    class Area:
+        images: int
+        height: int
+        width: int
+        pitch: int
+        rows: int
+        pixels: int
+        vector: int
+        copy: int
+        start: int
+        """Planes begin at multiples of so many columns."""
+        flat: bool = False
+
+
+    def up(value: int, multiple: int) -> int:
+        """`value` rounded up to a multiple."""
+        return -(-value // multiple) * multiple
+
+
+    def aligned(offset: int, start: int) -> int:
+        """First column of a plane whose taps begin at `offset`."""
+        return offset // start * start
+
+
+    def box_of(shape: "Shape", area: "Area") -> tuple[int, int]:
+        """Columns and rows of the TMA box that holds one channel of a tile.
+
+        A box begins on 16 bytes, at most `late` columns before the tile does. TMA takes rows with a
+        step, but columns as they lie.
+        """
+        whole = 16 // shape.task.element_bytes
+        if area.flat:
+            pixels = area.rows * area.pitch
+            late = max(i * area.height * area.pitch % whole for i in range(whole))
+            return up(up(pixels, ITEM_PIXELS) + late, whole), 1
+        step = shape.steps[2]
+        firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
+        late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
+        return up((area.pitch - 1) * step + 1 + late, whole), area.rows * shape.lanes
+
+
+    def boxes_fit(shape: "Shape", area: "Area") -> bool:
+        columns, rows = box_of(shape, area)
+        return max(columns, rows * shape.steps[1], area.images) <= BOX_MOST
+
+
+    def copy_modes(shape: "Shape") -> list[tuple[int, int]]:
+        """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
+        task = shape.task
+        rows_aligned = task.in_size[2] * task.element_bytes % 16 == 0
+        if task.channels_last or not rows_aligned or shape.steps[1] > BOX_STEP_MOST:
+            return [copy_mode(shape)]
+        # Two pixels of 16 bits are read together, but for a step.
+        start = 4 // task.element_bytes if shape.steps[2] == 1 else 1
+        return [(COPY_BOXES, start), copy_mode(shape)]
+
+
+    def copy_mode(shape: "Shape") -> tuple[int, int]:
+        """The same without TMA."""
+        width, single = shape.task.in_size[2], shape.task.element_bytes == 4
+        if shape.task.channels_last:
+            return 0, 1
+        if shape.steps[2] > 1:
+            return (1, 1) if single else (2, 1)
+        if width % ITEM_PIXELS == 0:
+            return 0, ITEM_PIXELS
+        if single:
+            return 1, 1
+        return (1, 2) if width % 2 == 0 else (2, 1)
+
+
+    def widths(shape: "Shape", n: int, vector: int, start: int) -> list[int]:
+        """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
+        count = shape.columns.count
+        whole = vector // gcd(vector, shape.columns.out_step)
+        parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
+        cut = {up(-(-count // part), max(whole, start) if part > 1 else whole) for part in parts}
+        return sorted(width for width in cut if width <= n)
+
+
+    def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
+        """The tile areas that fit N pixels, each with the best way to copy it."""
+        boxed = False
+        for area in areas_flat(shape, n, vector):
+            if boxes_fit(shape, area):
+                boxed = True
+                yield area
+        for copy, start in copy_modes(shape):
+            for area in areas_copied(shape, n, vector, copy, start):
+                if copy == COPY_BOXES:
+                    if not boxes_fit(shape, area):
+                        continue
+                    boxed = True
+                elif boxed:
+                    continue
+                yield area
+
+
+    def margins(shape: "Shape") -> bool:
+        """Does any tap reach another pixel of its row or column?"""
+        lows = *shape.row_residues.low.values(), *shape.column_residues.low.values()
+        return any(lows) or shape.row_residues.most + shape.column_residues.most > 0
+
+
+    def most_images(task: "Task", n: int, used: int, image_pixels: int) -> int:
+        """Images of a tile; those of a group are too far apart for one TMA box."""
+        return min(1 + (n - used) // image_pixels, task.batch) if task.groups == 1 else 1
+
+
+    def areas_flat(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
+        """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+        task = shape.task
+        (_, in_h, pitch), element = task.in_size, task.element_bytes
+        needless = pitch * element % 16 == 0 or in_h * pitch * element % 16
+        stepped = shape.lanes * shape.steps[1] * shape.steps[2] > 1
+        if task.channels_last or needless or stepped or margins(shape):
+            return
+        count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
+        if width > min(pitch, n):  # a column past the input would read the next row
+            return
+        vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
+        most = min(1 + (n - width) // pitch, count_y)
+        even = 4 // element  # two pixels of 16 bits are read together
+        for height in {most, -(-count_y // -(-count_y // most))}:
+            if height == count_y or height * pitch % even == 0:
+                pixels = up(height * pitch, ITEM_PIXELS)
+                yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 1, flat=True)
+        rows = max(in_h, count_y)
+        images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
+        if images > 1 and rows * pitch % even == 0:
+            pixels = up(images * rows * pitch, ITEM_PIXELS)
+            yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 1, flat=True)
+
+
+    def areas_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Area]":
+        task = shape.task
+        _, in_h, in_w = task.in_size
+        count_y, count_x = shape.rows.count, shape.columns.count
+        ys, xs = shape.row_residues, shape.column_residues
+        back = max(low - aligned(low, start) for low in xs.low.values())
+        align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
+        for width in widths(shape, n, vector, start):
+            reach = width + xs.most + back
+            pitch = up(xs.pitch(width, in_w, back) if width >= count_x else reach, align)
+            overhang = max(0, reach - pitch)
+            most = min(1 + (n - width) // pitch, count_y)
+            for height in {most, -(-count_y // -(-count_y // most))}:
+                rows = height + ys.most // shape.lanes
+                pixels = up(shape.lanes * rows * pitch + overhang, ITEM_PIXELS)
+                yield Area(1, height, width, pitch, rows, pixels, vector, copy, start)
+            used = (count_y - 1) * pitch + width
+            if shape.lanes > 1 or used > n:
+                continue
+            rows = ys.pitch(count_y, in_h, 0)
+            images = most_images(task, n, used, rows * pitch)
+            if images > 1:
+                over_rows = max(0, count_y + ys.most - rows)
+                pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
+                yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
+
+
+    def raw_ring(
+        shape: "Shape", area: "Area", slice_blocks: int
+    ) -> tuple[tuple[int, int, int, int, int], int]:
+        """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
+        if area.copy != COPY_BOXES:
+            return (0, 0, 0, 0, 0), GATHER_BYTES
+        columns, rows = box_of(shape, area)
+        block = columns * rows * area.images * 16
+        blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
+        size = up(blocks * block, 128)
+        count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
+        return (columns, rows, blocks, size, count), size * count
 
     # ===== planner/sm90_cost.py ===================================================================
     # What the Hopper kernel costs: work of one unit in, cycles out.
@@ -621,14 +1127,12 @@ def _planner():
             return max(terms, key=lambda name: terms[name])
 
     # ===== planner/sm90_tiling.py =================================================================
-    # Tiles of the Hopper kernel: which ones fit, and how long each should take.
+    # Tilings of the Hopper kernel: which ones fit, and how long each should take.
     #
-    # A tile is `images x height x width` lattice points. Its input lies in shared memory row after row,
-    # `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over row ends; the
-    # columns between rows are computed for nothing. Where a tile spans the whole width (height), the
-    # margin of one row (image) is the margin of the next as well: both are zeros.
+    # A tiling is an area (sm90_area.py), the jobs that read it, and how deep slices and rings are.
     TILES = (
         (256, 1),
+        (240, 1),
         (216, 1),
         (184, 1),
         (128, 1),
@@ -643,32 +1147,22 @@ def _planner():
 
     OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
-    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS = 32, 1024, 128, 4, 4
+    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     STEP_PAIRS = 4
     STAGE_BYTES = 8192
-    FIXED_BYTES = 1024 + 2 * 256 * 4 + 1024 * 4 + 8 * 16 * 288 + 4096
-    """Barriers, tables of columns and pairs, staging of 8 warps, and slack after the last plane."""
-    GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
-    """Table of offsets and raw ring of the loaders, where they copy without TMA."""
-    BOX_BYTES = 32 * 1024
-    """Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
-    BOX_GOOD = 8 * 1024
-    """Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
-    BOX_MOST = 256
-    """Elements of a box along one dimension."""
-    MAX_CHUNKS = 16
-    COPY_BOXES = 3
-    """`copy` for TMA boxes."""
-    ITEM_PIXELS = 4
-    """Pixels that a loader copies together."""
+    FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
+    """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
+    PAIR_BYTES, VISIT_BYTES = 4, 48
+
+    """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
     MAX_SLOTS, MAX_STAGES = 16, 16
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
-    PLANE_PHASE = 1
-    """Pixels of a plane, modulo 8: a pixel's blocks then fall into different banks."""
+    BLOCK_PHASE = 1
+    """Pixels of a channel block, modulo 8: a pixel's blocks then fall into different banks."""
 
 
     @dataclass(frozen=True)
@@ -677,24 +1171,17 @@ def _planner():
         blocks: int
         alternate: bool
         """The consumers take units in turn, rather than two jobs of the same unit."""
-        images: int
-        height: int
-        width: int
-        pitch: int
-        rows: int
-        pixels: int
-        plane: int
+        area: "Area"
         slice_blocks: int
         slices: int
+        """Channel slices of one plane."""
         slots: int
         stages: int
-        vector: int
-        copy: int
-        shift_x: int
+        turn_slices: int
         box: tuple[int, int, int, int, int]
         """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
-        groups: int
-        tiles: tuple[int, int, int]
+        job_groups: int
+        tiles: tuple[int, int, int, int]
         cycles: float
         bound: str
 
@@ -702,54 +1189,55 @@ def _planner():
         def microseconds(self) -> float:
             return self.cycles / CLOCK_MHZ + PACK_MICROSECONDS
 
+        @property
+        def block_pitch(self) -> int:
+            return block_pitch(self.area)
+
+        def plane(self, offsets: "Triple") -> "Triple":
+            """The offsets from which a plane is loaded."""
+            return offsets[0], offsets[1], aligned(offsets[2], self.area.start)
+
         def pairs(
-            self,
-            taps: Sequence[tuple[tuple[int, int], tuple[int, ...]]],
-            low_y: int,
-            in_step: int,
+            self, offsets: "Triple", taps: "Taps", lanes: int
         ) -> list[tuple[int, int, tuple[int, ...]]]:
-            """(offset in 16-byte units, channel block, weight position of each fold), whole steps."""
+            """(offset in 16-byte units, channel block, weight position of each fold) in a plane."""
+            area = self.area
+            back = offsets[2] - self.plane(offsets)[2]
             result = []
             for (y, x), folds in taps:
-                row, lane = divmod(y - low_y, in_step)
-                pixel = (lane * self.images * self.rows + row) * self.pitch + x - self.shift_x
+                row, lane = divmod(y, lanes)
+                pixel = (lane * area.images * area.rows + row) * area.pitch + x + back
                 for block in range(0, self.slice_blocks, 2):
-                    result.append((block * self.plane + pixel, block, folds))
+                    result.append((block * self.block_pitch + pixel, block, folds))
             return result
 
         def fields(self, shape: "Shape") -> dict[str, int]:
-            problem = shape.problem
-            shift_y = shape.shifts[0]
-            out_h, out_w = problem.out_size
+            task, area = shape.task, self.area
             return {
-                "operand": OPERANDS[problem.dtype],
+                "operand": OPERANDS[task.dtype],
                 "tile_n": self.n,
                 "job_blocks": self.blocks,
-                "channels_last": int(problem.channels_last),
-                "copy": self.copy,
-                "batch": problem.batch,
-                "in_channels": problem.in_channels,
-                "in_h": problem.in_size[0],
-                "in_w": problem.in_size[1],
-                "out_channels": problem.out_channels,
-                "out_h": out_h,
-                "out_w": out_w,
-                "in_step_y": shape.rows.in_step,
-                "in_step_x": shape.columns.in_step,
+                "channels_last": int(task.channels_last),
+                "copy": area.copy,
+                "batch": task.batch,
+                "conv_groups": task.groups,
+                "in_channels": task.in_channels,
+                **dict(zip(("in_d", "in_h", "in_w"), task.in_size, strict=True)),
+                "out_channels": task.out_channels,
+                **dict(zip(("out_d", "out_h", "out_w"), task.out_size, strict=True)),
+                **dict(zip(("in_step_z", "in_step_y", "in_step_x"), shape.steps, strict=True)),
+                "lanes": shape.lanes,
+                "out_step_z": shape.depth.out_step,
                 "out_step_y": shape.rows.out_step,
                 "out_step_x": shape.columns.out_step,
-                "tiles_o": self.tiles[0],
-                "tiles_y": self.tiles[1],
-                "tiles_x": self.tiles[2],
-                "tile_o": self.images,
-                "tile_h": self.height,
-                "tile_w": self.width,
-                "pitch": self.pitch,
-                "rows": self.rows,
-                "pixels": self.pixels,
-                "plane": self.plane,
-                "shift_y": shift_y,
-                "shift_x": self.shift_x,
+                **dict(zip(("tiles_o", "tiles_z", "tiles_y", "tiles_x"), self.tiles, strict=True)),
+                "tile_o": area.images,
+                "tile_h": area.height,
+                "tile_w": area.width,
+                "pitch": area.pitch,
+                "rows": area.rows,
+                "pixels": area.pixels,
+                "block_pitch": self.block_pitch,
                 "slice_blocks": self.slice_blocks,
                 "slices": self.slices,
                 "slots": self.slots,
@@ -759,413 +1247,284 @@ def _planner():
                 "raw_blocks": self.box[2],
                 "raw_bytes": self.box[3],
                 "raw_chunks": self.box[4],
+                "flat": int(area.flat),
                 "alternate": int(self.alternate),
-                "turn_slices": turn_slices(self.alternate, self.slices, self.slots),
+                "turn_slices": self.turn_slices,
                 "fold_rows": shape.fold_rows,
-                "vector": self.vector,
-                "weight_in": 0,
-                "weight_out": 0,
-                "groups": self.groups,
+                "vector": area.vector,
+                "weight_in": task.weight_in,
+                "weight_out": task.weight_out,
+                "weight_group": task.weight_group,
+                "weight_blocks": 0,
+                "job_groups": self.job_groups,
                 "kinds": 0,
                 "pairs": 0,
+                "visits": 0,
                 "jobs": 0,
             }
 
-        def notes(self, shape: "Shape") -> tuple[str, ...]:
-            use = shape.problem.batch * shape.rows.count * shape.columns.count
-            points = self.tiles[0] * self.tiles[1] * self.tiles[2]
-            share = use / (points * self.n)
+        def notes(self, shape: "Shape", planes: int) -> tuple[str, ...]:
+            area, copy = self.area, self.area.copy
+            use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
+            share = use / (prod(self.tiles) * self.n)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
-            copies = "TMA boxes" if self.copy == COPY_BOXES else "copies of the loaders' own"
+            copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
+            several = f"{planes} planes, each " if planes > 1 else ""
             return (
-                f"tile {self.images} x {self.height} x {self.width} lattice points, "
+                f"tile {area.images} x {area.height} x {area.width} lattice points, "
                 f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
                 f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
-                f"{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} slots, "
-                f"{self.stages} weight stages, input by {copies}",
+                f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
+                f"slots, {self.stages} weight stages, input by {copies}",
                 f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
             )
+
+
+    def visits(job_list: "list[Job]", alternate: bool) -> "list[tuple[tuple[Job, ...], list[Triple]]]":
+        """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
+        size = 1 if alternate else 2
+        groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
+        return [
+            (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
+            for group in groups
+        ]
+
+
+    @dataclass(frozen=True)
+    class Load:
+        """What all units of a tile have to do for one channel slice, whatever the tile."""
+
+        groups: int
+        visits: int
+        """Of all units together."""
+        most_visits: int
+        table: int
+        """Entries of the table of visits; units with the same tap lists share theirs."""
+        kinds: int
+        pair_count: int
+        """Entries of the table of pairs."""
+        pairs: int
+        """WGMMAs of all jobs."""
+        steps: int
+        """Weight blocks of all jobs."""
+
+        @staticmethod
+        def of(job_list: "list[Job]", alternate: bool, slice_blocks: int) -> "Load":
+            units = visits(job_list, alternate)
+            table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
+            kinds = {kind: None for job in job_list for kind in job.kinds}
+            lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
+            every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            # A job that idles brings tap lists of its own, empty ones.
+            idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
+            return Load(
+                groups=len(units),
+                visits=sum(len(planes) for _, planes in units),
+                most_visits=max(len(planes) for _, planes in units),
+                table=sum(table.values()),
+                kinds=len(kinds) + idle,
+                pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
+                pairs=sum(every),
+                steps=sum(map(step_count, every)),
+            )
+
+        @property
+        def fits(self) -> bool:
+            return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
+
+        @property
+        def table_bytes(self) -> int:
+            return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
 
 
     def tilings(
         shape: "Shape", by_blocks: "Mapping[int, list[Job] | None]", hardware: "Hardware"
     ) -> "Iterator[Tiling]":
         """Every legal tiling of a shape, with its expected time."""
+        total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+        depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
+        loads: "dict[tuple[int, bool, int], Load]" = {}
         for n, blocks in TILES:
             job_list = by_blocks[blocks]
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
+            orders = (True, False) if len(job_list) > 1 else (True,)
             for area in areas(shape, n, store_vector(shape, job_list)):
-                for alternate in (True, False) if len(job_list) > 1 else (True,):
-                    yield from pipelines(shape, job_list, n, blocks, alternate, area, hardware)
+                if not addressable(shape.task, area):
+                    continue
+                for slice_blocks in depths:
+                    ring = raw_ring(shape, area, slice_blocks)
+                    for alternate in orders:
+                        key = blocks, alternate, slice_blocks
+                        if key not in loads:
+                            loads[key] = Load.of(job_list, alternate, slice_blocks)
+                        if loads[key].fits:
+                            interleave = job_list[0].interleave
+                            form = (n, *key)
+                            yield from pipelines(
+                                shape, loads[key], interleave, form, area, ring, hardware
+                            )
 
 
-    @dataclass(frozen=True)
-    class Area:
-        images: int
-        height: int
-        width: int
-        pitch: int
-        rows: int
-        pixels: int
-        vector: int
-        copy: int
-        shift_x: int
-
-
-    def box_of(shape: "Shape", area: "Area") -> tuple[int, int]:
-        """Columns and rows of the TMA box that holds one channel of a tile.
-
-        A box begins on 16 bytes, at most `late` columns before the tile does.
-        """
-        whole = 16 // shape.problem.element_bytes
-        step = shape.columns.in_step
-        late = max((i * area.width * step + area.shift_x) % whole for i in range(whole))
-        return up(area.pitch * step + late, whole), area.rows * shape.rows.in_step
-
-
-    def boxes_fit(shape: "Shape", area: "Area") -> bool:
-        return max(*box_of(shape, area), area.images) <= BOX_MOST
-
-
-    def copy_modes(shape: "Shape") -> list[tuple[int, int]]:
-        """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
-        problem = shape.problem
-        if problem.channels_last or problem.in_size[1] * problem.element_bytes % 16:
-            return [copy_mode(shape)]
-        # Two pixels of 16 bits are read together.
-        return [(COPY_BOXES, 4 // problem.element_bytes), copy_mode(shape)]
-
-
-    def copy_mode(shape: "Shape") -> tuple[int, int]:
-        """The same without TMA."""
-        problem = shape.problem
-        width = problem.in_size[1]
-        if problem.channels_last:
-            return 0, 1
-        if width % ITEM_PIXELS == 0:
-            return 0, ITEM_PIXELS
-        if problem.element_bytes == 4:
-            return 1, 1
-        return (1, 2) if width % 2 == 0 else (2, 1)
+    def addressable(task: "Task", area: "Area") -> bool:
+        """Do the kernel's 32-bit offsets, and a loader's table, reach over the tile's images?"""
+        in_image = task.groups * task.in_channels * prod(task.in_size)
+        out_image = task.groups * task.out_channels * prod(task.out_size)
+        images = area.images
+        reached = max(images * in_image, (images - 1) * out_image)
+        return area.pixels <= MAX_PIXELS and reached < 2**30
 
 
     def store_vector(shape: "Shape", job_list: "list[Job]") -> int:
         """Elements of one store, contiguous layout: whole vectors must stay in an output row."""
-        problem = shape.problem
-        if problem.channels_last:
+        task = shape.task
+        if task.channels_last:
             return 1
         span = shape.columns.out_step
         if span > 1 and not (job_list[0].interleave and len(shape.columns.firsts) == span):
             return 1
-        whole = 16 // problem.element_bytes
-        width = problem.out_size[1]
+        whole = 16 // task.element_bytes
+        width = task.out_size[2]
         return whole if width % whole == 0 else gcd(width, 2)
 
 
-    def widths(shape: "Shape", n: int, vector: int, start: int) -> list[int]:
-        """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
-        count = shape.columns.count
-        whole = vector // gcd(vector, shape.columns.out_step)
-        parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
-        cut = {up(-(-count // part), max(whole, start) if part > 1 else whole) for part in parts}
-        return sorted(width for width in cut if width <= n)
-
-
-    def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
-        """The tile areas that fit N pixels, each with the best way to copy it."""
-        boxed: set[tuple[int, int]] = set()
-        for copy, start in copy_modes(shape):
-            for area in areas_copied(shape, n, vector, copy, start):
-                if copy == COPY_BOXES:
-                    if not boxes_fit(shape, area):
-                        continue
-                    boxed.add((area.images, area.height))
-                elif boxed:
-                    continue
-                yield area
-
-
-    def areas_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Area]":
-        problem = shape.problem
-        count_y, count_x = shape.rows.count, shape.columns.count
-        low_y, high_y, low_x, high_x = shape.shifts
-        step = shape.rows.in_step
-        low_x = low_x // start * start
-        align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
-        for width in widths(shape, n, vector, start):
-            pitch = width + high_x - low_x
-            if width >= count_x:  # the margins are zeros, so rows can share them
-                pitch = max(problem.in_size[1] - low_x, width + high_x, width)
-            pitch = up(pitch, align)
-            overhang = max(0, width + high_x - low_x - pitch)
-            most = min(1 + (n - width) // pitch, count_y)
-            for height in {most, -(-count_y // -(-count_y // most))}:
-                rows = height + (high_y - low_y) // step
-                pixels = up(step * rows * pitch + overhang, ITEM_PIXELS)
-                yield Area(1, height, width, pitch, rows, pixels, vector, copy, low_x)
-            used = (count_y - 1) * pitch + width
-            if step > 1 or used > n:
-                continue
-            rows = max(problem.in_size[0] - low_y, count_y + high_y, count_y)
-            images = min(1 + (n - used) // (rows * pitch), problem.batch)
-            if images > 1:
-                over_rows = max(0, count_y + high_y - low_y - rows)
-                pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
-                yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, low_x)
-
-
-    def raw_ring(
-        shape: "Shape", area: "Area", slice_blocks: int
-    ) -> tuple[tuple[int, int, int, int, int], int]:
-        """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
-        if area.copy != COPY_BOXES:
-            return (0, 0, 0, 0, 0), GATHER_BYTES
-        columns, rows = box_of(shape, area)
-        block = columns * rows * area.images * 16
-        blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
-        size = up(blocks * block, 128)
-        count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
-        return (columns, rows, blocks, size, count), size * count
+    def block_pitch(area: "Area") -> int:
+        return area.pixels + (BLOCK_PHASE - area.pixels) % 8
 
 
     def pipelines(
         shape: "Shape",
-        job_list: "list[Job]",
-        n: int,
-        blocks: int,
-        alternate: bool,
+        load: "Load",
+        interleave: bool,
+        form: tuple[int, int, bool, int],
         area: "Area",
+        ring: tuple[tuple[int, int, int, int, int], int],
         hardware: "Hardware",
     ) -> "Iterator[Tiling]":
-        """The depths of slices and rings that fit shared memory."""
-        problem = shape.problem
-        block_channels = 16 // problem.element_bytes
-        total_blocks = up(-(-problem.in_channels // block_channels), 2)
-        if (
-            area.pixels > MAX_PIXELS
-            or area.images * problem.in_channels * prod(problem.in_size) >= 2**30
-            or (area.images - 1) * problem.out_channels * prod(problem.out_size) >= 2**30
-        ):
-            return
-        plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
-        for slice_blocks in (8, 4, 2):
-            if slice_blocks > total_blocks and slice_blocks > 2:
+        """The depths of the rings that fit shared memory."""
+        slice_blocks = form[3]
+        total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+        slices = -(-total_blocks // slice_blocks)
+        slot = slice_blocks * block_pitch(area) * 16
+        room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
+        work, cycles, known = None, 0.0, 0
+        for stages in (8, 6, 4):
+            slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
+            if slots < 2:
                 continue
-            slices = -(-total_blocks // slice_blocks)
-            slot = slice_blocks * plane * 16
-            room = hardware.shared_memory - FIXED_BYTES - raw_ring(shape, area, slice_blocks)[1]
-            kinds = {kind: None for job in job_list for kind in job.kinds}
-            pair_count = sum(up(len(kind.taps) * slice_blocks // 2, STEP_PAIRS) for kind in kinds)
-            # A job that idles brings tap lists of its own, empty ones.
-            idle = blocks if not alternate and len(job_list) % 2 else 0
-            if pair_count > MAX_PAIRS or len(kinds) + idle > MAX_KINDS:
-                continue
-            for stages in (8, 6, 4):
-                slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
-                if slots >= 2:
-                    depth = (slice_blocks, slices, slots, stages)
-                    yield timed(shape, job_list, n, blocks, alternate, area, plane, depth, hardware)
+            if work is None or slots != known:
+                known = slots
+                work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
+            yield Tiling(
+                *form[:3],
+                area,
+                slice_blocks,
+                slices,
+                slots,
+                stages,
+                turn_slices(form[2], load.most_visits * slices, slots),
+                ring[0],
+                load.groups,
+                tile_counts(shape, area),
+                cycles,
+                work.most,
+            )
 
 
-    def group_count(job_list: "list[Job]", alternate: bool) -> int:
-        """Units of work of one tile: a job each, or two where the consumers take one each."""
-        return len(job_list) if alternate else -(-len(job_list) // 2)
+    def tile_counts(shape: "Shape", area: "Area") -> tuple[int, int, int, int]:
+        """Images, depths, rows and columns of tiles."""
+        return (
+            -(-shape.task.batch // area.images),
+            shape.depth.count,
+            -(-shape.rows.count // area.height),
+            -(-shape.columns.count // area.width),
+        )
 
 
     def turn_slices(alternate: bool, slices: int, slots: int) -> int:
         """Slices of one turn: whole units where these alternate; else half of the ring, so that the
         next turn's slices arrive during this one."""
-        return slices if alternate else min(slices, max(slots // 2, 1))
+        return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
     def unit_work(
         shape: "Shape",
-        job_list: "list[Job]",
-        n: int,
-        alternate: bool,
+        load: "Load",
+        interleave: bool,
+        form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int, int],
+        depth: tuple[int, int],
         units: int,
     ) -> "UnitWork":
-        """What the stages of the pipeline have to do for one unit of work."""
-        problem = shape.problem
-        slice_blocks, slices, slots = depth
-        lists = [len(kind.taps) * slice_blocks // 2 for job in job_list for kind in job.kinds]
-        share = slices / group_count(job_list, alternate)
-        outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
-        stored = outputs * problem.element_bytes / units
-        boxes = area.copy == COPY_BOXES
-        span = shape.columns.out_step if job_list[0].interleave else 1
-        segments = outputs / units / (area.width * span)
-        if problem.channels_last:
+        """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
+        of one plane do: it is loaded and multiplied by itself."""
+        task = shape.task
+        n, _, alternate, slice_blocks = form
+        slices, slots = depth
+        share = slices / load.groups
+        unit_slices = load.visits * share
+        outputs = task.outputs / units
+        stored = outputs * task.element_bytes
+        span = shape.columns.out_step if interleave else 1
+        segments = outputs / (area.width * span)
+        if task.channels_last:
             segments = 0.0
         elif shape.columns.out_step > 2:
             stored *= SPREAD_STORE
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
+        per_turn = turn_slices(alternate, load.most_visits * slices, slots)
+        gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
         return UnitWork(
-            tensor=sum(lists) * share * n / 2,
-            placed=area.pixels * slice_blocks * slices * 16 * (1 if boxes else GATHER_FACTOR),
-            slices=slices,
-            turns=1 if alternate else 2 * -(-slices // turn_slices(alternate, slices, slots)),
+            tensor=load.pairs * share * n / 2,
+            placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
+            slices=unit_slices,
+            turns=1 if alternate else 2 * -(-unit_slices // per_turn),
             stored=stored,
             segments=segments,
-            weights=sum(map(step_count, lists)) * share * STAGE_BYTES,
+            weights=load.steps * share * STAGE_BYTES,
         )
 
 
     def timed(
         shape: "Shape",
-        job_list: "list[Job]",
-        n: int,
-        blocks: int,
-        alternate: bool,
+        load: "Load",
+        interleave: bool,
+        form: tuple[int, int, bool, int],
         area: "Area",
-        plane: int,
-        depth: tuple[int, int, int, int],
+        depth: tuple[int, int],
         hardware: "Hardware",
-    ) -> "Tiling":
-        """The tiling with the cycles it should take on the whole problem."""
-        problem = shape.problem
-        slice_blocks, slices, slots, stages = depth
-        tiles = (
-            -(-problem.batch // area.images),
-            -(-shape.rows.count // area.height),
-            -(-shape.columns.count // area.width),
-        )
-        groups = group_count(job_list, alternate)
-        units = tiles[0] * tiles[1] * tiles[2] * groups
-        work = unit_work(shape, job_list, n, alternate, area, depth[:3], units)
-        memory = problem.bytes / units / DRAM_BYTES
-        cycles = max(work.cycles, memory)
+    ) -> "tuple[UnitWork, float]":
+        """The work of a unit, and the cycles that the whole task should take."""
+        units = prod(tile_counts(shape, area)) * load.groups * shape.task.groups
+        work = unit_work(shape, load, interleave, form, area, depth, units)
+        memory = shape.task.bytes / units / DRAM_BYTES
         waves = -(-units // hardware.multiprocessors)
-        return Tiling(
-            n,
-            blocks,
-            alternate,
-            area.images,
-            area.height,
-            area.width,
-            area.pitch,
-            area.rows,
-            area.pixels,
-            plane,
-            slice_blocks,
-            slices,
-            slots,
-            stages,
-            area.vector,
-            area.copy,
-            area.shift_x,
-            raw_ring(shape, area, slice_blocks)[0],
-            groups,
-            tiles,
-            cycles * waves + START_CYCLES,
-            work.most,
-        )
+        return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
     def step_count(pairs: int) -> int:
         """Weight blocks of a tap list: whole ones, then what is left as 2 and 1."""
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
-
-    def up(value: int, multiple: int) -> int:
-        """`value` rounded up to a multiple."""
-        return -(-value // multiple) * multiple
-
     # ===== planner/sm90.py ========================================================================
     # The Hopper kernel's side of the planner: when it may serve, how it is tiled, what it is told.
     #
     # The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights with a tile of input
-    # pixels in shared memory, at one place of the tile for each tap. This module turns a problem into
+    # pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
     #
-    #     kinds   tap lists: a width phase, and the row phases stacked ("folded") in the 64 rows
+    #     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
     #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
     #     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
+    #     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     #     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
     #
     # and picks the tiling with the least expected time. `record` writes it all as the integers that
-    # csrc/cuda/sm90_params.h reads.
+    # csrc/cuda/sm90_params.h reads. `consider` answers for the forward computation; any other direction is a
+    # `Task` of its own for `consider_task`.
     KERNEL = "sm90_wgmma_fprop"
 
     LEAST_CHANNELS = 8
-
-
-    @dataclass(frozen=True)
-    class Kind:
-        """The taps of one width phase and of the row phases folded into a block of 64 rows.
-
-        `taps` maps a shift (rows, columns) to the weight position of each fold, -1 where a fold has no
-        tap there.
-        """
-
-        first_x: int
-        first_y: tuple[int, ...]
-        taps: tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
-
-
-    @dataclass(frozen=True)
-    class Shape:
-        """A problem on a lattice: everything that does not depend on the tiling."""
-
-        problem: "Problem"
-        rows: "Lattice"
-        columns: "Lattice"
-        folds: int
-        mirrored: bool = False
-        """The weight is read with its taps in reverse and its channels exchanged (`mirror`)."""
-
-        @cached_property
-        def kinds(self) -> "tuple[tuple[Kind, ...], ...]":
-            """[fold group][width phase]"""
-            groups = [
-                range(i, min(i + self.folds, len(self.rows.firsts)))
-                for i in range(0, len(self.rows.firsts), self.folds)
-            ]
-            return tuple(
-                tuple(self._kind(group, x) for x in range(len(self.columns.firsts))) for group in groups
-            )
-
-        def _kind(self, group: range, x: int) -> "Kind":
-            width = self.problem.kernel[1]
-            taps: dict[tuple[int, int], list[int]] = {}
-            for fold, y in enumerate(group):
-                for ty, tx in product(self.rows.taps[y], self.columns.taps[x]):
-                    folds = taps.setdefault((ty.shift, tx.shift), [-1] * self.folds)
-                    position = ty.k * width + tx.k
-                    last = self.problem.kernel[0] * width - 1
-                    folds[fold] = last - position if self.mirrored else position
-            first_y = [self.rows.firsts[y] for y in group]
-            return Kind(
-                self.columns.firsts[x],
-                tuple(first_y + [-1] * (self.folds - len(first_y))),
-                tuple((shift, tuple(folds)) for shift, folds in sorted(taps.items())),
-            )
-
-        @cached_property
-        def shifts(self) -> tuple[int, int, int, int]:
-            """Least and greatest row shift, least and greatest column shift."""
-            every = [shift for group in self.kinds for kind in group for shift, _ in kind.taps]
-            ys, xs = [y for y, _ in every] or [0], [x for _, x in every] or [0]
-            return min(ys), max(ys), min(xs), max(xs)
-
-        @property
-        def weight_strides(self) -> dict[str, int]:
-            """From one channel that is read, or written, to the next, in elements of the weight."""
-            taps = self.problem.kernel[0] * self.problem.kernel[1]
-            if self.mirrored:
-                return {"weight_in": taps, "weight_out": self.problem.in_channels * taps}
-            return {"weight_in": self.problem.out_channels * taps, "weight_out": taps}
-
-        @property
-        def fold_rows(self) -> int:
-            return 64 // self.folds
-
-        @property
-        def channel_blocks(self) -> int:
-            return 1 if self.folds > 1 else -(-self.problem.out_channels // 64)
 
 
     @dataclass(frozen=True)
@@ -1175,24 +1534,6 @@ def _planner():
         interleave: bool
         columns: int
 
-        @property
-        def taps(self) -> int:
-            return sum(len(kind.taps) for kind in self.kinds)
-
-
-    def shapes(problem: "Problem", mirrored: bool = False) -> "list[Shape]":
-        """The ways to lay the problem out: folded when few output channels would leave rows empty."""
-        columns = Lattice.of(problem, 1, 1)
-        result = []
-        for folds in (1, 2, 4):
-            if folds > 1 and problem.out_channels > 64 // folds:
-                continue
-            stride = problem.stride[0]
-            in_step = 1 if stride >= folds or folds % stride else folds // stride
-            rows = Lattice.of(problem, 0, in_step)
-            result.append(Shape(problem, rows, columns, folds, mirrored))
-        return result
-
 
     def jobs(shape: "Shape", blocks: int) -> "list[Job] | None":
         """The jobs of `blocks` row blocks each, or None when the kernel cannot store them.
@@ -1200,13 +1541,13 @@ def _planner():
         Contiguous layout: the width phases of a row go into one job where possible, so that whole
         sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
         """
-        problem = shape.problem
+        task = shape.task
         span = shape.columns.out_step
         channels = [64 * i for i in range(shape.channel_blocks)]
         residues = len(shape.columns.firsts)
         everything = (1 << residues) - 1
         result: "list[Job]" = []
-        if span > 1 and not problem.channels_last:
+        if span > 1 and not task.channels_last:
             tapped = max(sum(bool(kind.taps) for kind in group) for group in shape.kinds)
             if tapped <= blocks <= residues and span <= (2 if blocks == 2 else 8):
                 for group in shape.kinds:
@@ -1214,13 +1555,13 @@ def _planner():
                     chosen.sort(key=lambda kind: kind.first_x)
                     result += [Job(tuple(chosen), (c,) * blocks, True, everything) for c in channels]
                 return result
-        if blocks > 2 and not problem.channels_last:
+        if blocks > 2 and not task.channels_last:
             return None
         for group in shape.kinds:
             singles = [(kind, c) for c in channels for kind in group]
             for i in range(0, len(singles), blocks):
                 part = singles[i : i + blocks]
-                part += [(replace(part[0][0], taps=()), problem.out_channels)] * (blocks - len(part))
+                part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
                 result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, 0))
         return result
 
@@ -1236,18 +1577,19 @@ def _planner():
             return f"has no {problem.dtype} form"
         if problem.dtype == "float32" and not problem.tf32:
             return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
-        if problem.ndim == 3:
-            return "3-D is not covered"
-        if problem.ndim == 1 and problem.channels_last:
-            return "1-D is covered in the contiguous layout only"
-        if problem.groups != 1:
-            return f"groups = {problem.groups}: covers groups = 1 only"
+        if problem.ndim != 2 and problem.channels_last:
+            return f"{problem.ndim}-D is covered in the contiguous layout only"
         for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
+            channels //= problem.groups
+            of_group = " of a group" if problem.groups > 1 else ""
             if channels < LEAST_CHANNELS:
-                return f"{name}_channels = {channels}: below {LEAST_CHANNELS}, the blocks stay empty"
+                return (
+                    f"{name}_channels{of_group} = {channels}: "
+                    f"below {LEAST_CHANNELS}, the blocks stay empty"
+                )
             vector = 16 // problem.element_bytes
             if problem.channels_last and channels % vector:
-                return f"channels_last needs {name}_channels in multiples of {vector}"
+                return f"channels_last needs {name}_channels{of_group} in multiples of {vector}"
         big = any(o >= s for o, s in zip(problem.output_padding, problem.stride, strict=True))
         if problem.channels_last and big:
             # cuDNN does not take these, and PyTorch's other kernel writes the contiguous layout.
@@ -1257,58 +1599,18 @@ def _planner():
         return None
 
 
-    def flat(problem: "Problem") -> "Problem":
-        """1-D as 2-D with one row."""
-        if problem.ndim == 2:
-            return problem
-        return replace(
-            problem,
-            in_size=(1, *problem.in_size),
-            kernel=(1, *problem.kernel),
-            stride=(1, *problem.stride),
-            padding=(0, *problem.padding),
-            output_padding=(0, *problem.output_padding),
-            dilation=(1, *problem.dilation),
-        )
-
-
-    def mirror(problem: "Problem") -> "Problem | str":
-        """The forward computation that computes a problem's grad_input, or why there is none.
-
-        With stride 1, `gx[i] = sum of w[k] * gy[i - p + k * d]` is the transposed convolution of gy
-        with the taps in reverse and a padding of `d * (K - 1) - p`.
-        """
-        if max(problem.stride) > 1:
-            return f"grad_input with stride {max(problem.stride)}: covers stride 1 only"
-        if max(problem.output_padding) > 0:
-            return "grad_input with output_padding: not covered"
-        padding = tuple(d * (k - 1) - p for _, k, _, p, _, d in problem.dimensions)
-        if min(padding) < 0:
-            return f"grad_input with padding beyond the kernel's reach: {problem.padding}"
-        return replace(
-            problem,
-            in_channels=problem.out_channels,
-            out_channels=problem.in_channels,
-            in_size=problem.out_size,
-            padding=padding,
-            bias=False,
-            direction="forward",
-        )
-
-
     def consider(problem: "Problem", hardware: "Hardware") -> "Candidate | Refusal":
-        mirrored = problem.direction == "grad_input"
-        if mirrored:
-            forward = mirror(problem)
-            if isinstance(forward, str):
-                return Refusal(KERNEL, forward)
-            problem = forward
         reason = legality(problem, hardware)
         if reason:
             return Refusal(KERNEL, reason)
-        problem = flat(problem)
+        task_of = input_gradient_task if problem.direction == "grad_input" else forward_task
+        return consider_task(task_of(problem), hardware)
+
+
+    def consider_task(task: "Task", hardware: "Hardware") -> "Candidate | Refusal":
+        """The fastest plan for a task that `legality` lets through."""
         best: "tuple[Shape, list[Job], Tiling] | None" = None
-        for shape in shapes(problem, mirrored):
+        for shape in shapes(task):
             by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
             for tiling in tilings(shape, by_blocks, hardware):
                 if best is None or tiling.cycles < best[2].cycles:
@@ -1318,49 +1620,85 @@ def _planner():
         if best is None:
             return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
         shape, chosen_jobs, tiling = best
+        planes = len({plane for job in chosen_jobs for kind in job.kinds for plane in kind.planes})
         return Candidate(
             KERNEL,
             tiling.microseconds,
             record(shape, chosen_jobs, tiling),
-            tiling.notes(shape),
+            tiling.notes(shape, planes),
         )
+
+
+    class Lists:
+        """The kinds of a plan and their pairs, numbered as the kernel finds them."""
+
+        def __init__(self, shape: "Shape", job_list: "list[Job]", tiling: "Tiling") -> None:
+            self.index: "dict[Kind, int]" = {}
+            self.kinds: list[int] = []
+            self.pairs: list[int] = []
+            self.ranges: "dict[tuple[Kind, tuple[int, int, int]], tuple[int, int]]" = {}
+            self.count = 0
+            for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
+                self.index[kind] = len(self.index)
+                rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
+                self.kinds += [kind.first_z, *rows, kind.first_x]
+                for plane, taps in kind.taps:
+                    entries = tiling.pairs(plane, taps, shape.lanes)
+                    self.ranges[kind, plane] = self.count, len(entries)
+                    for offset, block, positions in entries:
+                        unused = [-1] * (MAX_FOLDS - len(positions))
+                        self.pairs += [offset, block, *positions, *unused]
+                    empty = -len(entries) % STEP_PAIRS  # lists begin on whole steps
+                    self.pairs += [0, 0, *[-1] * MAX_FOLDS] * empty
+                    self.count += len(entries) + empty
+
+        def visit(self, plane: tuple[int, int, int], job: "Job | None") -> tuple[list[int], int]:
+            """First pair and number of pairs of each row block of a job in a plane, and its steps."""
+            ranges = [self.ranges.get((kind, plane), (0, 0)) for kind in job.kinds] if job else []
+            ranges += [(0, 0)] * (MAX_BLOCKS - len(ranges))
+            flat = [value for each in ranges for value in each]
+            return flat, sum(step_count(count) for _, count in ranges)
 
 
     def record(shape: "Shape", job_list: "list[Job]", tiling: "Tiling") -> tuple[int, ...]:
         """The plan as integers, in the order of csrc/cuda/sm90_params.h."""
+        nowhere = shape.task.out_channels  # past the end: nothing is stored
         if not tiling.alternate and len(job_list) % 2:  # the second consumer of the last group idles
             last = job_list[-1]
             empty = tuple(replace(kind, taps=()) for kind in last.kinds)
-            idle = (shape.problem.out_channels,) * len(empty)
-            job_list = [*job_list, Job(empty, idle, last.interleave, last.columns)]
-        kinds: "list[Kind]" = []
-        kind_fields: list[int] = []
-        pairs: list[int] = []
-        ranges: "dict[Kind, tuple[int, int]]" = {}
-        count = 0
-        for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
-            entries = tiling.pairs(kind.taps, shape.shifts[0], shape.rows.in_step)
-            first = count
-            for offset, block, taps in entries:
-                pairs += [offset, block, *taps, *[-1] * (MAX_FOLDS - len(taps))]
-            ranges[kind] = (first, first + len(entries))
-            count += up(len(entries), STEP_PAIRS)  # lists begin on whole steps
-            pairs += [0, 0, *[-1] * MAX_FOLDS] * (count - ranges[kind][1])
-            kinds.append(kind)
-            padded = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
-            kind_fields += [kind.first_x, *padded, *ranges[kind]]
+            job_list = [*job_list, Job(empty, (nowhere,) * len(empty), last.interleave, last.columns)]
+        lists = Lists(shape, job_list, tiling)
+        visit_fields: list[int] = []
         job_fields: list[int] = []
-        weights = 0
-        for job in job_list:
-            steps = sum(step_count(ranges[kind][1] - ranges[kind][0]) for kind in job.kinds)
-            indices = [kinds.index(kind) for kind in job.kinds]
-            job_fields += indices + [0] * (MAX_BLOCKS - len(indices))
-            job_fields += [*job.channels, *[shape.problem.out_channels] * (MAX_BLOCKS - len(indices))]
-            job_fields += [weights, steps, int(job.interleave), job.columns]
-            weights += steps * tiling.slices
+        known: "dict[tuple[tuple[Kind, ...], ...], int]" = {}
+        visit_count = weights = 0
+        for group, planes in visits(job_list, tiling.alternate):
+            members: "list[Job | None]" = [*group, *[None] * (2 - len(group))]
+            tables = [[lists.visit(plane, job) for job in members] for plane in planes]
+            key = tuple(job.kinds for job in group)
+            if key not in known:
+                known[key] = visit_count
+                visit_count += len(planes)
+                for plane, table in zip(planes, tables, strict=True):
+                    both = [steps for _, steps in table]
+                    visit_fields += [*table[0][0], *table[1][0], *both, *tiling.plane(plane)]
+            for c, job in enumerate(group):
+                steps = tiling.slices * sum(table[c][1] for table in tables)
+                indices = [lists.index[kind] for kind in job.kinds]
+                unused = MAX_BLOCKS - len(indices)
+                job_fields += [*indices, *[0] * unused, *job.channels, *[nowhere] * unused]
+                job_fields += [weights, steps, known[key], len(planes)]
+                job_fields += [int(job.interleave), job.columns]
+                weights += steps
         fields = tiling.fields(shape)
-        fields.update(kinds=len(kinds), pairs=count, jobs=len(job_list), **shape.weight_strides)
-        return (*fields.values(), *kind_fields, *pairs, *job_fields)
+        fields.update(
+            kinds=len(lists.index),
+            pairs=lists.count,
+            visits=visit_count,
+            jobs=len(job_list),
+            weight_blocks=weights,
+        )
+        return (*fields.values(), *lists.kinds, *lists.pairs, *visit_fields, *job_fields)
 
     return _SimpleNamespace(Problem=Problem, Hardware=Hardware, Refusal=Refusal, consider=consider)
 
@@ -1374,6 +1712,7 @@ _CUDA_SOURCE = r"""
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
+#include <type_traits>
 
 // ===== csrc/cuda/sm90_params.h ===================================================================
 
@@ -1384,6 +1723,7 @@ namespace upconv {
 
 constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
 constexpr int kMaxPairs = 1024;  // entries of all tap lists
+constexpr int kMaxVisits = 128;  // planes of all units of a tile
 constexpr int kStepPairs = 4;    // entries that share one weight block
 constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
 constexpr int kMaxJobs = 128;  // blocks of rows that one warpgroup accumulates together
@@ -1391,60 +1731,71 @@ constexpr int kMaxFolds = 4;   // row phases stacked in one 64-row block (few ou
 constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
-// input = q * in_step + shift.
-#define UPCONV_SM90_FIELDS(X)                                                                \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                              \
-  X(tile_n)        /* pixels of one WGMMA: N */                                              \
-  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                  \
-  X(channels_last) /* layout of input and output */                                          \
-  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */ \
-  X(batch)                                                                                   \
-  X(in_channels)                                                                             \
-  X(in_h)                                                                                    \
-  X(in_w)                                                                                    \
-  X(out_channels)                                                                            \
-  X(out_h)                                                                                   \
-  X(out_w)                                                                                   \
-  X(in_step_y)                                                                               \
-  X(in_step_x)                                                                               \
-  X(out_step_y)                                                                              \
-  X(out_step_x)                                                                              \
-  X(tiles_o) /* tiles over images */                                                         \
-  X(tiles_y)                                                                                 \
-  X(tiles_x)                                                                                 \
-  X(tile_o)  /* images of one tile */                                                        \
-  X(tile_h)  /* q rows of one tile */                                                        \
-  X(tile_w)  /* q columns of one tile */                                                     \
-  X(pitch)   /* pixels from one row of the tile to the next, a multiple of 4 */              \
-  X(rows)    /* rows of one image in the tile, margins included */                           \
-  X(pixels)  /* pixels of the tile that are filled, a multiple of 4 */                       \
-  X(plane)   /* pixels from one 16-byte channel block to the next */                         \
-  X(shift_y) /* input row of tile row 0, relative to q * in_step */                          \
-  X(shift_x)                                                                                 \
-  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                            \
-  X(slices)       /* slices that cover all input channels */                                 \
-  X(slots)        /* ring of input slices */                                                 \
-  X(stages)       /* ring of weight blocks */                                                \
-  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */     \
-  X(raw_h)                                                                                   \
-  X(raw_blocks) /* channel blocks of one */                                                  \
-  X(raw_bytes)                                                                               \
-  X(raw_chunks)                                                                              \
-  X(alternate)   /* 1: the consumers take units in turn; 0: jobs of the same unit */         \
-  X(turn_slices) /* slices of one consumer's turn at the tensor cores */                     \
-  X(fold_rows)   /* output channels of one fold: 64, 32 or 16 */                             \
-  X(vector)      /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */     \
-  X(weight_in)   /* weight stride of an input channel, in elements */                        \
-  X(weight_out)  /* weight stride of an output channel */                                    \
-  X(groups)      /* job groups: pairs of jobs, or single jobs when consumers alternate */    \
-  X(kinds)                                                                                   \
-  X(pairs)                                                                                   \
+// input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
+// besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
+// them.
+#define UPCONV_SM90_FIELDS(X)                                                                    \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
+  X(tile_n)        /* pixels of one WGMMA: N */                                                  \
+  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
+  X(channels_last) /* layout of input and output */                                              \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
+  X(batch)                                                                                       \
+  X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
+  X(in_channels)                                                                                 \
+  X(in_d)                                                                                        \
+  X(in_h)                                                                                        \
+  X(in_w)                                                                                        \
+  X(out_channels)                                                                                \
+  X(out_d)                                                                                       \
+  X(out_h)                                                                                       \
+  X(out_w)                                                                                       \
+  X(in_step_z)                                                                                   \
+  X(in_step_y)                                                                                   \
+  X(in_step_x)                                                                                   \
+  X(lanes) /* rows of in_step_y that one q row spans */                                          \
+  X(out_step_z)                                                                                  \
+  X(out_step_y)                                                                                  \
+  X(out_step_x)                                                                                  \
+  X(tiles_o) /* tiles over images */                                                             \
+  X(tiles_z) /* a tile is one q deep */                                                          \
+  X(tiles_y)                                                                                     \
+  X(tiles_x)                                                                                     \
+  X(tile_o)       /* images of one tile */                                                       \
+  X(tile_h)       /* q rows of one tile */                                                       \
+  X(tile_w)       /* q columns of one tile */                                                    \
+  X(pitch)        /* pixels from one row of the tile to the next, a multiple of 4 unless flat */ \
+  X(rows)         /* rows of one image in the tile, margins included */                          \
+  X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
+  X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
+  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(slices)       /* slices of one plane: they cover all input channels */                       \
+  X(slots)        /* ring of input slices */                                                     \
+  X(stages)       /* ring of weight blocks */                                                    \
+  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
+  X(raw_h)                                                                                       \
+  X(raw_blocks) /* channel blocks of one */                                                      \
+  X(raw_bytes)                                                                                   \
+  X(raw_chunks)                                                                                  \
+  X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
+  X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
+  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
+  X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
+  X(weight_in)     /* weight stride of an input channel, in elements */                          \
+  X(weight_out)    /* weight stride of an output channel */                                      \
+  X(weight_group)  /* weight stride of a group of the convolution */                             \
+  X(weight_blocks) /* packed weight blocks of such a group */                                    \
+  X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
+  X(kinds)                                                                                       \
+  X(pairs)                                                                                       \
+  X(visits)                                                                                      \
   X(jobs)
 
 struct Sm90Kind {
-  int first_x;             // first output column of the width phase
+  int first_z;             // first output depth of the depth phase
   int first_y[kMaxFolds];  // first output row of each fold
-  int begin, end;          // its pairs; lists begin on multiples of kStepPairs
+  int first_x;             // first output column of the width phase
 };
 
 // One WGMMA: a tap (of each fold) and two of the slice's channel blocks.
@@ -1454,18 +1805,32 @@ struct Sm90Pair {
   int16_t tap[kMaxFolds];  // weight position for each fold, -1: none, the packed rows are zero
 };
 
+// Some of a tap list's pairs; they begin on multiples of kStepPairs.
+struct Sm90List {
+  uint16_t begin, count;
+};
+
+// A plane that the units of a job group load, and what their jobs do with each slice of it.
+struct Sm90Visit {
+  Sm90List list[2][kMaxBlocks];  // of each consumer and row block
+  uint16_t steps[2];             // weight blocks of each consumer
+  int z, y, x;                   // input = q * in_step + this
+};
+
 struct Sm90Job {
   int kind[kMaxBlocks];
   int channel[kMaxBlocks];  // first output channel of each block; past the end: nothing to do
   int weights;              // first packed weight block
-  int steps;                // weight blocks of one slice, over all its row blocks
+  int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
+  int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
   int interleave;           // 1: the blocks are width phases of the same rows, stored together
   uint32_t columns;         // bit r: this job writes output columns with residue r
 };
 
 struct Sm90Params {
   const void* x;
-  const uint4* w;  // packed: [job][slice][step][channel block][64 rows][16 bytes]
+  // packed: [group][job][plane][slice][step][channel block][64 rows][16 bytes]
+  const uint4* w;
   const void* bias;
   void* y;
 #define UPCONV_DECLARE(name) int name;
@@ -1473,8 +1838,12 @@ struct Sm90Params {
 #undef UPCONV_DECLARE
   Sm90Kind kind[kMaxKinds];
   Sm90Pair pair[kMaxPairs];
+  Sm90Visit visit[kMaxVisits];
   Sm90Job job[kMaxJobs];
 };
+
+// Besides the TMA's description of the input.
+static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");
 
 }  // namespace upconv
 
@@ -1598,13 +1967,13 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// TMA: a box of a 4-dimensional tensor -> shared memory, completing on a barrier.
+// TMA: a box of a 5-dimensional tensor -> shared memory, completing on a barrier.
 __device__ __forceinline__ void box_copy(uint32_t destination, const CUtensorMap& map, int c0,
-                                         int c1, int c2, int c3, uint32_t barrier) {
+                                         int c1, int c2, int c3, int c4, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 
@@ -1723,19 +2092,25 @@ constexpr int kItemBytes = 64;
 constexpr int kRawBytes = kInFlight * kItemBytes * kLoaders;
 constexpr int kMaxItems = 8;  // items of one thread in a lap over the tile
 constexpr int kOffsetBytes = 2 * kMaxItems * kLoaders * 4;
-constexpr int kPairBytes = kMaxPairs * 4;
+constexpr int kVisitWords = sizeof(Sm90Visit) / 4;
+constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // words of a visit
 
-// Shared memory: barriers, tables, 8 staging slices (one a consumer warp), what the loaders have on
-// its way, the ring of weights, the ring of input slices.
+// Shared memory: barriers, where columns lie, 8 staging slices (one a consumer warp), tables of
+// visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
+// slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.plane * 16;
+  return p.slice_blocks * p.block_pitch * 16;
+}
+__host__ __device__ inline int table_bytes(const Sm90Params& p) {
+  const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;
+  return (bytes + 127) / 128 * 128;  // TMA writes to multiples of 128 bytes
 }
 __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
   return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
 }
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
-  // 4 KB of slack: operands of columns that are not stored may reach past the last plane.
-  return kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes + raw_ring_bytes(p) +
+  // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.
+  return kBarrierBytes + kColumnBytes + 8 * kStagingBytes + table_bytes(p) + raw_ring_bytes(p) +
          p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
@@ -1745,6 +2120,7 @@ struct Shared {
   int* columns;
   int* places;
   int* pairs;
+  int* visits;  // kVisitWords each
   uint32_t staging, raw, weights, slots;
   int* offsets;  // of the loaders that copy without TMA
 
@@ -1759,38 +2135,65 @@ struct Shared {
     turn = raw_free + 8 * kMaxChunks;
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
     places = columns + 256;
-    pairs = columns + kColumnBytes / 4;
-    const int fixed = kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes;
+    const int fixed = kBarrierBytes + kColumnBytes + 8 * kStagingBytes;
     staging = base + fixed - 8 * kStagingBytes;
-    raw = base + fixed;
-    offsets = reinterpret_cast<int*>(memory + fixed + kRawBytes);
+    pairs = reinterpret_cast<int*>(memory + fixed);
+    visits = pairs + p.pairs;
+    raw = base + fixed + table_bytes(p);
+    offsets = reinterpret_cast<int*>(memory + fixed + table_bytes(p) + kRawBytes);
     weights = raw + raw_ring_bytes(p);
     slots = weights + p.stages * kStageBytes;
   }
 };
 static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
               "barriers overrun");
-static_assert((kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes) % 128 == 0,
+static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
               "TMA writes to multiples of 128 bytes");
 
-// A unit of work: one tile, one job group. Units of the same tile follow each other, so that their
-// input comes from L2.
+// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
+// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
+// divisions and most of the arithmetic in every unit.
+template <int N>
+__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
+  for (int n = threadIdx.x; n < N; n += kThreads) {
+    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
+    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
+    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
+    const int channels = p.conv_groups * p.out_channels;
+    const int images = image * channels * p.out_d * p.out_h * p.out_w;
+    shared.places[n] = inside ? images + (p.channels_last ? pixel * channels : pixel) : -1;
+  }
+}
+
+// A unit of work: one tile, one group of the convolution, one job group. Units of the same tile
+// follow each other, so that their input comes from L2.
 struct Unit {
-  int o, y, x;  // first image, q row, q column
-  int group;
+  int o, z, y, x;  // first image, q depth, q row, q column
+  int conv_group;
 
   __device__ __forceinline__ Unit(const Sm90Params& p, int index) {
-    group = index % p.groups;
-    int tile = index / p.groups;
+    int tile = index / p.job_groups;
+    conv_group = 0;
+    if (p.conv_groups > 1) {
+      conv_group = tile % p.conv_groups;
+      tile /= p.conv_groups;
+    }
     x = tile % p.tiles_x * p.tile_w;
     tile /= p.tiles_x;
     y = tile % p.tiles_y * p.tile_h;
-    o = tile / p.tiles_y * p.tile_o;
+    tile /= p.tiles_y;
+    z = 0;
+    if (p.tiles_z > 1) {
+      z = tile % p.tiles_z;
+      tile /= p.tiles_z;
+    }
+    o = tile * p.tile_o;
   }
 };
 
-__device__ __forceinline__ int unit_count(const Sm90Params& p) {
-  return p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
+__host__ __device__ inline int unit_count(const Sm90Params& p) {
+  return p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x * p.conv_groups * p.job_groups;
 }
 
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
@@ -1798,10 +2201,23 @@ __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
   return p.alternate ? group : 2 * group + c;
 }
 
-// Slices that the unit needs: none when no phase of it has a tap.
+// Slices that the unit needs, of all its planes: none when no phase of it has a tap.
 __device__ __forceinline__ int slices_of(const Sm90Params& p, int group) {
-  const int steps = p.job[job_of(p, group, 0)].steps + p.job[job_of(p, group, 1)].steps;
-  return steps ? p.slices : 0;
+  return p.job[job_of(p, group, 0)].visits * p.slices;
+}
+
+// Weight blocks of consumer `c` in `count` slices, from slice `slice` of a visit on.
+__device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, int c, int slice,
+                                        int count) {
+  int total = 0;
+  while (count > 0) {
+    const int here = min(count, p.slices - slice);
+    total += here * (static_cast<uint32_t>(visit[kVisitSteps]) >> (16 * c) & 0xffff);
+    count -= here;
+    slice = 0;
+    visit += kVisitWords;
+  }
+  return total;
 }
 
 }  // namespace upconv
@@ -1990,6 +2406,47 @@ struct Wgmma<Tf32, 216> {
 };
 
 template <>
+struct Wgmma<Tf32, 240> {
+  static __device__ __forceinline__ void run(float (&d)[120], uint64_t a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n240k8.f32.tf32.tf32 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, "
+        "%72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, "
+        "%88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, "
+        "%104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119"
+        "}, %120, %121, 1, 1, 1;"
+        :
+        "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),
+        "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),
+        "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),
+        "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),
+        "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95]),
+        "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99]), "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103]),
+        "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
+        "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
+        : "l"(a), "l"(b));
+  }
+};
+
+template <>
 struct Wgmma<Tf32, 256> {
   static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
@@ -2053,39 +2510,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   return static_cast<uint64_t>(128 >> 4) << 32 | low;
 }
 
+// What a lane loads or stores at a time.
 template <int kBytes>
-struct VectorOf;
-template <>
-struct VectorOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct VectorOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct VectorOf<8> {
-  using Type = uint2;
-};
-template <>
-struct VectorOf<16> {
-  using Type = uint4;
-};
-
-// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
-// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
-// divisions and most of the arithmetic in every unit.
-template <int N>
-__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
-  for (int n = threadIdx.x; n < N; n += kThreads) {
-    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
-    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
-    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
-    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
-    const int images = image * p.out_channels * p.out_h * p.out_w;
-    shared.places[n] = inside ? images + (p.channels_last ? pixel * p.out_channels : pixel) : -1;
-  }
-}
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
@@ -2200,7 +2629,7 @@ struct Consumer {
       drain();
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
-    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.plane);
+    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch);
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
@@ -2210,39 +2639,56 @@ struct Consumer {
       for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
       for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
     }
-    if (newer) {
+    uint32_t pairs = 0;
+#pragma unroll
+    for (int j = 0; j < MB; ++j) pairs |= lists[j] & 0xffff;
+    if (pairs) {
       newer |= (slot + 1) << 8;
-    } else {  // a job without taps has read nothing
+    } else {  // a job without taps in this plane has read nothing
       keep_together();
       retire((slot + 1) << 8);
     }
     skip_slots(1);
   }
 
-  // `other_steps`: weight blocks of the other consumer in each slice.
-  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices, int other_steps) {
+  // The tap lists of this consumer's job in a plane.
+  __device__ __forceinline__ void load_lists(uint32_t (&lists)[MB], const int* visit) const {
+    visit += p.alternate ? 0 : c * kMaxBlocks;
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      const uint32_t list = visit[j];  // an Sm90List, as it lies in memory
+      lists[j] = list << 16 | list >> 16;
+    }
+  }
+
+  // `visit`: the first plane of the unit, in the table.
+  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
     uint32_t lists[MB];
-#pragma unroll
-    for (int j = 0; j < MB; ++j) {
-      const Sm90Kind& kind = p.kind[job.kind[j]];
-      lists[j] = kind.begin << 16 | (kind.end - kind.begin);
-    }
+    load_lists(lists, visit);
     // A unit without slices takes an empty turn: the other consumer waits for it.
-    int slice = 0;
+    int slice = 0, left = slices;
     do {
-      const int count = min(p.turn_slices, slices - slice);
-      if (c == 1) skip_stages(other_steps * count);
+      const int count = min(p.turn_slices, left);
+      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, count);
+      left -= count;
+      if (c == 1) skip_stages(other_steps);
       begin_turn();
       if (!count) keep_together();
-      for (int i = 0; i < count; ++i) multiply_slice(lists);
+      for (int i = 0; i < count; ++i) {
+        multiply_slice(lists);
+        if (++slice == p.slices) {
+          slice = 0;
+          visit += kVisitWords;
+          load_lists(lists, visit);  // after the last plane: of nothing that is used
+        }
+      }
       end_turn();
-      if (c == 0) skip_stages(other_steps * count);
-      slice += count;
-    } while (slice < slices);
+      if (c == 0) skip_stages(other_steps);
+    } while (left);
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -2252,13 +2698,29 @@ struct Consumer {
   // --- Consumers: epilogue ---------------------------------------------------------------------
   // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
 
-  // First output of a unit's row phase in y, channel 0.
-  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_y,
+  // Outputs of one channel of an image.
+  __device__ __forceinline__ int64_t out_area() const {
+    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  }
+
+  // First output of a unit's depth and row phase in y, channel 0 of its group.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
                                                  int first_x) const {
+    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
     const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
-    const int64_t pixel = row * p.out_w + static_cast<int64_t>(where.x) * p.out_step_x + first_x;
-    const int64_t image = static_cast<int64_t>(where.o) * p.out_channels * p.out_h * p.out_w;
-    return image + (p.channels_last ? pixel * p.out_channels : pixel);
+    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
+    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
+    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
+    if (p.channels_last) {
+      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
+    }
+    return (image * p.out_channels + channels) * out_area() + pixel;
+  }
+
+  // Does the unit's one depth of a phase exist?
+  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
+    return where.z * p.out_step_z + first_z < p.out_d;
   }
 
   // Are all outputs of the tile inside, for the given row phase and last column phase?
@@ -2281,13 +2743,14 @@ struct Consumer {
   }
 
   // Bias of an output channel; 0 past the end.
-  __device__ __forceinline__ float row_bias(int channel) const {
+  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
     if (!p.bias || channel >= p.out_channels) return 0.f;
-    return Operand::to_float(static_cast<const Element*>(p.bias)[channel]);
+    const int at = where.conv_group * p.out_channels + channel;
+    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
   }
 
   template <int V>
-  using Vector = typename VectorOf<V * sizeof(Element)>::Type;
+  using Vector = VectorOf<V * sizeof(Element)>;
 
   // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
   // is written, lest each read wait for the write before it.
@@ -2298,7 +2761,7 @@ struct Consumer {
     constexpr int kLanes = kChunk / V;  // that one row takes
     constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
     const int span = kSpan ? kSpan : p.out_step_x;
-    const int64_t channel_step = static_cast<int64_t>(p.out_h) * p.out_w;
+    const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
     for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
@@ -2339,13 +2802,14 @@ struct Consumer {
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
     const int first_y = first.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
     const bool inside = unit_inside(where, first_y, first_x + span - 1);
-    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_y, first_x) +
-                    static_cast<int64_t>(channel) * p.out_h * p.out_w;
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
     const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
-    const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kColumns) {
@@ -2423,12 +2887,13 @@ struct Consumer {
     const Sm90Kind& kind = p.kind[job.kind[j]];
     const int first_y = kind.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
     const bool inside = unit_inside(where, first_y, kind.first_x);
-    Element* base =
-        static_cast<Element*>(p.y) + unit_offset(where, first_y, kind.first_x) + lane_channel;
-    const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kPixels) {
       __syncwarp();
@@ -2492,19 +2957,18 @@ struct Consumer {
 
   // Moves past a whole unit of the other consumer.
   __device__ __forceinline__ void skip_unit(int unit) {
-    const int group = unit % p.groups, slices = slices_of(p, group);
-    skip_stages(p.job[group].steps * slices);
-    skip_slots(slices);
+    const int group = unit % p.job_groups;
+    skip_stages(p.job[group].steps);
+    skip_slots(slices_of(p, group));
   }
 
   __device__ __forceinline__ void run() {
     const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
     for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
       if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
-      const int group = unit % p.groups;
+      const int group = unit % p.job_groups;
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      const int other = p.alternate ? 0 : p.job[job_of(p, group, 1 - c)].steps;
-      accumulate(job, slices_of(p, group), other);
+      accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       store(job, Unit(p, unit));
       if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
     }
@@ -2534,12 +2998,12 @@ struct Item {
 // Where a thread's next item lies in the tile; moves in jumps of a fixed number of items, with no
 // division after the first.
 struct Walker {
-  int quad, row, image, plane;
+  int quad, row, image, lane;
   int jump_quad, jump_row;
 
   __device__ __forceinline__ Walker(const Sm90Params& p, int start, int jump) {
     const int quads = p.pitch / kItemPixels;
-    plane = 0;
+    lane = 0;
     image = 0;
     row = start / quads;
     quad = start - row * quads;
@@ -2550,7 +3014,7 @@ struct Walker {
   __device__ __forceinline__ void wrap(const Sm90Params& p) {
     while (row >= p.rows) {
       row -= p.rows;
-      if (++image == p.tile_o) image = 0, ++plane;
+      if (++image == p.tile_o) image = 0, ++lane;
     }
   }
   __device__ __forceinline__ void advance(const Sm90Params& p) {
@@ -2577,7 +3041,9 @@ struct Loader {
   int* const offsets;          // this thread's items: where they lie, and their first column
   static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
   // What is copied next.
-  int unit, slice = 0, slices = 0, lap = 0, item = 0;
+  int unit, slice = 0, lap = 0, item = 0;
+  const int* visit = nullptr;
+  int planes = 0;                   // of the unit that are still to come, with this one
   const Element* source = nullptr;  // first channel of the lap
   int channels = 0;                 // that exist from there on
 
@@ -2590,7 +3056,7 @@ struct Loader {
         jump(kLoaders / lane_blocks),
         pass_items((p.pixels / kItemPixels + jump - 1) / jump),
         ring(shared.raw + threadIdx.x * kVector),
-        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_h) * p.in_w),
+        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
         offsets(shared.offsets + threadIdx.x),
         unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
     next_unit();
@@ -2598,35 +3064,44 @@ struct Loader {
 
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
-  // Finds the next unit that reads anything, and where this thread's items of it lie: once for all
-  // slices.
+  // Finds the next unit that reads anything.
   __device__ __forceinline__ void next_unit() {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      slices = slices_of(p, unit % p.groups);
-    } while (slices == 0);
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+    } while (planes == 0);
+    begin_plane();
+  }
+
+  // Where this thread's items of a plane lie: once for all its slices.
+  __device__ __forceinline__ void begin_plane() {
     const Unit where(p, unit);
+    const int z = where.z * p.in_step_z + visit[kVisitPlane];
+    const int y = where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+    const int x = where.x * p.in_step_x + visit[kVisitPlane + 2];
+    const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
     for (int i = 0; i < pass_items; ++i) {
-      const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
-      const int image = walker.image;
-      const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
-      const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
-      const bool row_inside =
-          lane_y < p.in_step_y && where.o + image < p.batch && static_cast<unsigned>(iy) < p.in_h;
+      const int iy = y + (walker.row * p.lanes + walker.lane) * p.in_step_y;
+      const int ix = x + walker.quad * kItemPixels * p.in_step_x;
+      const bool row_inside = walker.lane < p.lanes && where.o + walker.image < p.batch &&
+                              static_cast<unsigned>(z) < p.in_d &&
+                              static_cast<unsigned>(iy) < p.in_h;
       // Columns are checked where an item can hang over the edge; else all 4 are in or out.
       const bool whole = p.copy == 0 && !p.channels_last;
       const bool inside = row_inside && (!whole || static_cast<unsigned>(ix) < p.in_w);
-      const int images_above = p.channels_last ? image : image * p.in_channels;
-      offsets[i * kLoaders] = inside ? (images_above * p.in_h + iy) * p.in_w + ix : kOutside;
+      const int depth = walker.image * channels_between * p.in_d + z;
+      offsets[i * kLoaders] = inside ? (depth * p.in_h + iy) * p.in_w + ix : kOutside;
       offsets[i * kLoaders + kColumns] = inside ? ix : p.in_w;
       walker.advance(p);
     }
     slice = 0;
-    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
-    source = static_cast<const Element*>(p.x) + where.o * area * p.in_channels +
-             lane_block * kE * channel_step;
+    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
+    source = static_cast<const Element*>(p.x) + where.o * area * p.conv_groups * p.in_channels +
+             (where.conv_group * p.in_channels + lane_block * kE) * channel_step;
     channels = p.in_channels - lane_block * kE;
   }
 
@@ -2660,7 +3135,10 @@ struct Loader {
     channels -= lane_blocks * kE;
     if (++lap * lane_blocks < p.slice_blocks) return;
     lap = 0;
-    if (++slice == slices) next_unit();
+    if (++slice < p.slices) return;
+    if (--planes == 0) return next_unit();
+    visit += kVisitWords;
+    begin_plane();
   }
 
   // Rows that do not start on whole vectors: 4 bytes at a time, or single elements where a 16-bit
@@ -2696,12 +3174,13 @@ struct Loader {
 
   __device__ __forceinline__ void fetch_channels_last(int entry, int offset) {
     const int column = offsets[item * kLoaders + kColumns];
-    const Element* from = source + static_cast<int64_t>(offset) * p.in_channels;
+    const int channels_between = p.conv_groups * p.in_channels;
+    const Element* from = source + static_cast<int64_t>(offset) * channels_between;
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
       const bool on = 0 < channels && static_cast<unsigned>(column + i * p.in_step_x) < p.in_w;
       ptx::copy_async<16>(raw_pixel(entry, i), from, on ? 16 : 0);
-      from += p.in_step_x * p.in_channels;
+      from += p.in_step_x * channels_between;
     }
   }
 
@@ -2761,7 +3240,8 @@ struct Placer {
     const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
     const int block = lap * loader.lane_blocks + loader.lane_block;
     if (pixel < p.pixels) {
-      loader.place(from, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
+      loader.place(from,
+                   shared.slots + slot * slot_bytes(p) + (block * p.block_pitch + pixel) * 16);
     }
     if (++item < loader.pass_items) return;
     item = 0;
@@ -2820,10 +3300,14 @@ namespace upconv {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  int unit, turn = 0, left = 0, stage = 0;
+  int unit, stage = 0;
   uint32_t parity = 1;
-  int steps[2];            // of each consumer in a slice of this unit
-  const uint4* source[2];  // what it needs next
+  // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
+  int slices = 0, slice = 0;
+  const int* visit = nullptr;
+  int turn = 0;            // whose turn comes next
+  int left = 0;            // weight blocks of this turn
+  const uint4* source[2];  // what each consumer needs next
 
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
       : p(p), shared(shared), unit(blockIdx.x) {
@@ -2833,34 +3317,41 @@ struct WeightFeed {
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
   __device__ __forceinline__ void begin_unit() {
-    const int group = unit % p.groups;
+    const int group = unit % p.job_groups;
+    const int64_t first = static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      steps[c] = p.alternate && c == 1 ? 0 : job.steps;
-      source[c] = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
+      source[c] = p.w + (first + job.weights) * (kStageBytes / 16);
     }
+    slices = slices_of(p, group);
+    slice = 0;
+    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
   }
 
   // The next turn that has weights.
   __device__ __forceinline__ void find() {
     while (left == 0 && live()) {
-      const int slices = min(p.turn_slices, p.slices - turn / 2 * p.turn_slices);
-      if (slices <= 0) {
-        turn = 0;
+      if (slices == 0) {
         unit += gridDim.x;
         begin_unit();
-      } else {
-        left = slices * (turn % 2 ? steps[1] : steps[0]);
-        ++turn;
+        continue;
       }
+      const int count = min(p.turn_slices, slices);
+      left = steps_in(p, visit, turn, slice, count);
+      if (turn == 1) {
+        slices -= count;
+        slice += count;
+        while (slice >= p.slices) slice -= p.slices, visit += kVisitWords;
+      }
+      turn ^= 1;
     }
   }
 
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    const uint4*& from = turn % 2 ? source[0] : source[1];  // `turn` is one ahead
+    const uint4*& from = turn ? source[0] : source[1];  // `turn` is one ahead
     ptx::barrier_arrive_expect(full, kStageBytes);
     ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
     from += kStageBytes / 16;
@@ -2871,15 +3362,16 @@ struct WeightFeed {
 
 // First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
 // on 16 bytes, or the copy is an illegal instruction.
-__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where) {
-  return where.x * p.in_step_x + p.shift_x;
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
+                                          const int* visit) {
+  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + visit[kVisitPlane + 2];
 }
 __device__ __forceinline__ int box_phase(int column, int block_channels) {
   return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
 }
 
 // The input of all units as TMA boxes: a few channel blocks of the whole tile each, margins
-// included. What lies outside the image arrives as zeros.
+// included. What lies outside the image or the group arrives as zeros.
 struct BoxFeed {
   const Sm90Params& p;
   const Shared& shared;
@@ -2887,37 +3379,55 @@ struct BoxFeed {
   const int block_channels;
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
-  int x = 0, y = 0, o = 0;
+  const int* visit = nullptr;
+  int planes = 0;  // of the unit that are still to come, with this one
+  int x = 0, y = 0, z = 0, image = 0;
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map, int block_channels)
       : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
     if (p.copy != kCopyBoxes) unit = unit_count(p);
-    find();
+    begin_unit();
   }
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
-  __device__ __forceinline__ void find() {
-    while (live() && slices_of(p, unit % p.groups) == 0) unit += gridDim.x;
-    if (!live()) return;
+  // From `unit` on, the first one that reads anything.
+  __device__ __forceinline__ void begin_unit() {
+    for (; live(); unit += gridDim.x) {
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+      if (planes) break;
+    }
+    if (live()) begin_plane();
+  }
+
+  __device__ __forceinline__ void begin_plane() {
     const Unit where(p, unit);
-    x = box_column(p, where);
+    x = box_column(p, where, visit);
     x -= box_phase(x, block_channels);
-    y = where.y * p.in_step_y + p.shift_y;
-    o = where.o;
+    y = p.flat ? 0 : where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+    z = where.z * p.in_step_z + visit[kVisitPlane];
+    image = where.o * p.conv_groups + where.conv_group;
   }
 
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk;
     ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
-    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, block * block_channels, o, full);
+    const int channel = block * block_channels;
+    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, z, channel, image, full);
     if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
     if (block < p.slices * p.slice_blocks) return;
     block = 0;
-    unit += gridDim.x;
-    find();
+    if (--planes) {
+      visit += kVisitWords;
+      begin_plane();
+    } else {
+      unit += gridDim.x;
+      begin_unit();
+    }
   }
 };
 
@@ -2936,8 +3446,10 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
 // --- Box loaders -----------------------------------------------------------------------------
 
 // Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
-// lanes take neighbouring pixels: every read and every write is free of bank conflicts.
-template <typename Operand>
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
+// reads of every in_step_x-th column. kStep: columns have a step, so that two pixels of 16 bits do
+// not lie together.
+template <typename Operand, bool kStep>
 struct BoxLoader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
@@ -2957,25 +3469,34 @@ struct BoxLoader {
       if (pixel < p.pixels) places = i + 1;
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
-      const int lane = pixel / p.pitch / p.rows / p.tile_o;  // of in_step_y rows
-      const int at =
-          ((image * p.raw_blocks * kE * p.raw_h + row * p.in_step_y + lane) * p.raw_w + column) *
-          static_cast<int>(sizeof(Element));
-      source[i] = lane < p.in_step_y ? at : -1;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;
+      const int box_row = p.flat ? 0 : row * p.lanes + lane;
+      const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
+      const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
+                     static_cast<int>(sizeof(Element));
+      source[i] = lane < p.lanes ? at : -1;
     }
   }
 
-  // 4 bytes of every channel at one place of the box.
+  // One pixel, or two of 16 bits, of every channel at one place of the box.
   __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
 #pragma unroll
     for (int c = 0; c < kE; ++c) {
       v[c] = 0;
-      if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+      if constexpr (kStep) {
+        unsigned short low = 0, high = 0;
+        const uint32_t from = box + at + c * channel_step;
+        if (at >= 0) ptx::load_shared(low, from);
+        if (at >= 0) ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        v[c] = low | static_cast<uint32_t>(high) << 16;
+      } else {
+        if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+      }
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t plane, int i) const {
-    const uint32_t target = plane + (i * kLoaders + threadIdx.x) * kWide * 16;
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i) const {
+    const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
       ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
                                            Operand::prepare(v[2]), Operand::prepare(v[3])));
@@ -2992,45 +3513,47 @@ struct BoxLoader {
     }
   }
 
-  // kPlanes channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
-  // overlap.
-  template <int kPlanes, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t plane) const {
-    static_assert(kPlanes * kPlaces == 4, "registers");
-    uint32_t v[kPlanes][kPlaces][kE];
+  // kBlocks channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
+  // overlap; 2 where a place takes two reads.
+  template <int kBlocks, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, uint32_t target) const {
+    static_assert(kBlocks * kPlaces == (kStep ? 2 : 4), "registers");
+    uint32_t v[kBlocks][kPlaces][kE];
 #pragma unroll
     for (int first = 0; first < kMost; first += kPlaces) {
       if (first >= places) break;
 #pragma unroll
-      for (int b = 0; b < kPlanes; ++b)
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
           if (first + i < kMost && first + i < places)
             read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
         }
 #pragma unroll
-      for (int b = 0; b < kPlanes; ++b)
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
           if (first + i < kMost && first + i < places)
-            write(v[b][i], plane + b * p.plane * 16, first + i);
+            write(v[b][i], target + b * p.block_pitch * 16, first + i);
         }
     }
   }
 
   // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t plane) const {
-    const int planes = places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
-    for (int i = 0; i < p.raw_blocks; i += planes) {
-      if (planes == 1) {
-        place<1, 4>(box, plane);
-      } else if (planes == 2) {
-        place<2, 2>(box, plane);
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target) const {
+    const int blocks = kStep || places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
+    for (int i = 0; i < p.raw_blocks; i += blocks) {
+      if constexpr (kStep) {
+        place<1, 2>(box, target);
+      } else if (blocks == 1) {
+        place<1, 4>(box, target);
+      } else if (blocks == 2) {
+        place<2, 2>(box, target);
       } else {
-        place<4, 1>(box, plane);
+        place<4, 1>(box, target);
       }
-      box += planes * kE * channel_step;
-      plane += planes * p.plane * 16;
+      box += blocks * kE * channel_step;
+      target += blocks * p.block_pitch * 16;
     }
   }
 
@@ -3039,26 +3562,39 @@ struct BoxLoader {
     uint32_t chunk_parity = 0, slot_parity = 1;
     const bool speaker = threadIdx.x % 32 == 0;
     for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-      const uint32_t phase = box_phase(box_column(p, Unit(p, unit)), kE) * sizeof(Element);
-      for (int slices = slices_of(p, unit % p.groups); slices > 0; --slices) {
-        ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
-        uint32_t plane = shared.slots + slot * slot_bytes(p);
-        for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
-          ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-          place_box(shared.raw + chunk * p.raw_bytes + phase, plane);
-          plane += p.raw_blocks * p.plane * 16;
+      const Unit where(p, unit);
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+        const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
+        for (int slices = p.slices; slices > 0; --slices) {
+          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+          uint32_t target = shared.slots + slot * slot_bytes(p);
+          for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+            place_box(shared.raw + chunk * p.raw_bytes + phase, target);
+            target += p.raw_blocks * p.block_pitch * 16;
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+            if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+          }
+          ptx::fence_async_proxy();
           __syncwarp();
-          if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-          if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+          if (++slot == p.slots) slot = 0, slot_parity ^= 1;
         }
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-        if (++slot == p.slots) slot = 0, slot_parity ^= 1;
       }
     }
   }
 };
+
+template <typename Operand>
+__device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    if (p.in_step_x > 1) return BoxLoader<Operand, true>(p, shared).run();
+  }
+  BoxLoader<Operand, false>(p, shared).run();
+}
 
 }  // namespace upconv
 
@@ -3071,6 +3607,11 @@ struct BoxLoader {
 // by one pixel, so every tap of every phase is the same tile at another start address. Rows of the
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
+//
+// The K loop of a unit runs over planes, and in each over slices of the input channels. A plane is
+// what taps of one depth read, and where the input has a step (the gradient of the input) of one
+// residue of rows and columns; the 2-D forward lap has one. Taps of a plane differ by whole pixels
+// of the tile. Each job has a tap list for each plane, possibly empty (Sm90Visit).
 //
 // Roles, 12 warps:
 //   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
@@ -3122,6 +3663,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
+  for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
+    shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
+  }
   list_columns<N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
@@ -3132,7 +3676,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x >= kLoaders) {
       if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
     } else if (p.copy == kCopyBoxes) {
-      BoxLoader<Operand>(p, shared).run();
+      load_boxes<Operand>(p, shared);
     } else {
       gather_tiles<Operand>(p, shared);
     }
@@ -3145,38 +3689,42 @@ __global__ void __launch_bounds__(kThreads, 1)
 // --- Weight packing --------------------------------------------------------------------------
 
 // Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90Kind& kind) {
-  const int pairs = kind.end - kind.begin;
-  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+__device__ __forceinline__ int steps_of(const Sm90List& list) {
+  return list.count / kStepPairs + __popc(list.count % kStepPairs);
 }
 
 // Pair `k` of a step, -1 where the step is not full.
-__device__ __forceinline__ int pair_of(const Sm90Kind& kind, int step, int k) {
-  const int whole = (kind.end - kind.begin) / kStepPairs,
-            left = (kind.end - kind.begin) % kStepPairs;
-  if (step < whole) return kind.begin + step * kStepPairs + k;
-  const int first = kind.begin + whole * kStepPairs;
+__device__ __forceinline__ int pair_of(const Sm90List& list, int step, int k) {
+  const int whole = list.count / kStepPairs, left = list.count % kStepPairs;
+  if (step < whole) return list.begin + step * kStepPairs + k;
+  const int first = list.begin + whole * kStepPairs;
   if (step == whole && left >= 2) return k < 2 ? first + k : -1;
-  return k == 0 ? kind.end - 1 : -1;
+  return k == 0 ? list.begin + list.count - 1 : -1;
 }
 
-// (Cin, Cout, taps) -> [job][slice][step][channel block][64 rows][16 bytes], rounded for the tensor
-// core, zero where a fold has no such tap or a channel does not exist. One thread, 16 bytes.
+// A weight of any strides -> [group][job][plane][slice][step][channel block][64 rows][16 bytes],
+// rounded for the tensor core, zero where a fold has no such tap or a channel does not exist. One
+// thread, 16 bytes.
 template <typename Operand>
 __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
                                   const typename Operand::Element* weight, uint4* packed) {
   constexpr int kE = Operand::kBlockChannels, kStepItems = kStageBytes / 16;
   const Sm90Job& job = p.job[blockIdx.y];
-  const int total = p.slices * job.steps * kStepItems;
+  const int group = blockIdx.z, c = p.alternate ? 0 : blockIdx.y % 2;
+  const int total = job.steps * kStepItems;
+  weight += static_cast<int64_t>(group) * p.weight_group;
+  packed += (static_cast<int64_t>(group) * p.weight_blocks + job.weights) * kStepItems;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
     const int row = i % kRowsPerBlock;
     const int half = i / kRowsPerBlock % 2;
-    const int slice = i / (job.steps * kStepItems);
     const int k = i / (2 * kRowsPerBlock) % kStepPairs;
-    int step = i / kStepItems % job.steps, j = 0;
-    while (step >= steps_of(p.kind[job.kind[j]])) step -= steps_of(p.kind[job.kind[j++]]);
-    const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int index = pair_of(kind, step, k);
+    int step = i / kStepItems, at = job.visit, j = 0;
+    while (step >= p.slices * p.visit[at].steps[c]) step -= p.slices * p.visit[at++].steps[c];
+    const Sm90Visit& visit = p.visit[at];
+    const int slice = step / visit.steps[c];
+    step %= visit.steps[c];
+    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
+    const int index = pair_of(visit.list[c][j], step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -3185,13 +3733,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
 #pragma unroll
     for (int e = 0; e < kE; ++e) {
       const bool on = tap >= 0 && out < p.out_channels && in + e < p.in_channels;
-      const int64_t at = static_cast<int64_t>(in + e) * p.weight_in +
-                         static_cast<int64_t>(out) * p.weight_out + tap;
-      values[e] = on ? weight[at] : Operand::from_float(0.f);
+      const int64_t from = static_cast<int64_t>(in + e) * p.weight_in +
+                           static_cast<int64_t>(out) * p.weight_out + tap;
+      values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
-    packed[static_cast<int64_t>(job.weights) * kStepItems + i] = make_uint4(
-        Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z), Operand::prepare(v.w));
+    packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
+                           Operand::prepare(v.w));
   }
 }
 
@@ -3205,10 +3753,13 @@ namespace upconv {
 
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
 #define UPCONV_SM90_TILES(X) \
-  X(256, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+  X(256, 1)                  \
+  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
-// The input as the TMA sees it: columns, rows, channels, images; some channel blocks of a tile
-// at a time. The driver's function is found at run time, so that nothing links against the driver.
+// The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
+// some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
+// zeros and not the next one's, whose NaN would survive zero weights. The driver's function is
+// found at run time, so that nothing links against the driver.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   static const auto encode = [] {
@@ -3221,17 +3772,22 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_channels), size(p.batch)};
-  const cuuint64_t strides[] = {sizes[0] * kBytes, sizes[0] * sizes[1] * kBytes,
-                                sizes[0] * sizes[1] * sizes[2] * kBytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w), static_cast<cuuint32_t>(p.raw_h),
+  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
+                              size(p.in_d), size(p.in_channels),
+                              size(p.batch) * size(p.conv_groups)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = kBytes;
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.flat ? 1 : p.in_step_y), 1, 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
+                            static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
                             static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
                             static_cast<cuuint32_t>(p.tile_o)};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
-      encode(map, type, 4, const_cast<void*>(p.x), sizes, strides, box, steps,
+      encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
@@ -3253,7 +3809,7 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  const int units = p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
+  const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
 #define UPCONV_TRY(n, mb) \
   if (p.tile_n == n && p.job_blocks == mb) return launch_tile<Operand, n, mb>(p, blocks, stream);
@@ -3267,10 +3823,10 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
                         cudaStream_t stream) {
   int most = 1;
   for (int i = 0; i < p.jobs; ++i) {
-    const int total = p.slices * p.job[i].steps * (kStageBytes / 16);
+    const int total = p.job[i].steps * (kStageBytes / 16);
     if (total > most) most = total;
   }
-  const dim3 grid((most + 255) / 256, p.jobs);
+  const dim3 grid((most + 255) / 256, p.jobs, p.conv_groups);
   sm90_pack_weights<Operand><<<grid, 256, 0, stream>>>(
       p, static_cast<const typename Operand::Element*>(weight), static_cast<uint4*>(packed));
   return cudaGetLastError();
@@ -3314,13 +3870,14 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->jobs > kMaxJobs) return false;
+  if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
+      plan->jobs > kMaxJobs)
+    return false;
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
-    kind.first_x = take();
+    kind.first_z = take();
     for (int& first : kind.first_y) first = take();
-    kind.begin = take();
-    kind.end = take();
+    kind.first_x = take();
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
@@ -3328,12 +3885,27 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     pair.block = static_cast<int16_t>(take());
     for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
   }
+  for (int i = 0; i < plan->visits; ++i) {
+    Sm90Visit& visit = plan->visit[i];
+    for (auto& lists : visit.list) {
+      for (Sm90List& list : lists) {
+        list.begin = static_cast<uint16_t>(take());
+        list.count = static_cast<uint16_t>(take());
+      }
+    }
+    for (uint16_t& steps : visit.steps) steps = static_cast<uint16_t>(take());
+    visit.z = take();
+    visit.y = take();
+    visit.x = take();
+  }
   for (int i = 0; i < plan->jobs; ++i) {
     Sm90Job& job = plan->job[i];
     for (int& kind : job.kind) kind = take();
     for (int& channel : job.channel) channel = take();
     job.weights = take();
     job.steps = take();
+    job.visit = take();
+    job.visits = take();
     job.interleave = take();
     job.columns = static_cast<uint32_t>(take());
   }
@@ -3341,11 +3913,8 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {
-  int64_t blocks = 1;  // a plan without taps still gets a pointer
-  for (int i = 0; i < plan.jobs; ++i) {
-    const int64_t end = plan.job[i].weights + static_cast<int64_t>(plan.job[i].steps) * plan.slices;
-    if (end > blocks) blocks = end;
-  }
+  int64_t blocks = static_cast<int64_t>(plan.conv_groups) * plan.weight_blocks;
+  if (blocks == 0) blocks = 1;  // a plan without taps still gets a pointer
   return blocks * kStepBytes;
 }
 

@@ -137,8 +137,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint
   map->base = static_cast<const unsigned char*>(base);
   map->element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
   map->rank = static_cast<int>(rank);
-  if (rank != 4 || reinterpret_cast<uintptr_t>(base) % 16) return 1;
-  for (int i = 0; i < 4; ++i) {
+  if (rank != 5 || reinterpret_cast<uintptr_t>(base) % 16) return 1;
+  for (int i = 0; i < 5; ++i) {
     map->size[i] = sizes[i];
     map->stride[i] = i ? strides[i - 1] : map->element;
     map->box[i] = box[i];
@@ -150,12 +150,12 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint
 }
 
 void upconv::ptx::box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3,
-                           uint32_t barrier) {
-  const int64_t first[] = {c0, c1, c2, c3};
+                           int c4, uint32_t barrier) {
+  const int64_t first[] = {c0, c1, c2, c3, c4};
   if (c0 * map.element % 16) fail("a box that does not begin on 16 bytes");
   if (to % 128) fail("a box that does not land on 128 bytes");
-  int64_t count[4], total = 1;
-  for (int i = 0; i < 4; ++i) {
+  int64_t count[5], total = 1;
+  for (int i = 0; i < 5; ++i) {
     count[i] = i ? (map.box[i] + map.step[i] - 1) / map.step[i] : map.box[i];
     total *= count[i];
   }
@@ -163,7 +163,7 @@ void upconv::ptx::box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, 
   for (int64_t n = 0; n < total; ++n, target += map.element) {
     int64_t rest = n, offset = 0;
     bool inside = true;
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 5; ++i) {
       const int64_t at = first[i] + rest % count[i] * (i ? map.step[i] : 1);
       rest /= count[i];
       inside = inside && at >= 0 && at < static_cast<int64_t>(map.size[i]);

@@ -83,7 +83,7 @@ inline void copy_async_commit() {}
 template <int kPending>
 void copy_async_wait() {}
 
-void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3,
+void box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, int c2, int c3, int c4,
               uint32_t barrier);
 
 template <typename T>

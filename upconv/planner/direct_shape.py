@@ -100,7 +100,7 @@ class Convolution:
         """The forward pass. With input steps (of the last dimensions) over 1, neighbouring outputs
         become phases of one point, so that a thread finds rows to share its inputs among."""
         steps = in_steps[-problem.ndim :]
-        lattices = [Lattice.of(problem, i, step) for i, step in enumerate(steps)]
+        lattices = [Lattice.of(problem, i).stacked(step) for i, step in enumerate(steps)]
         axes = [Axis.of(lattice, n) for lattice, n in zip(lattices, problem.in_size, strict=True)]
         taps, outputs = prod(problem.kernel), problem.out_channels // problem.groups
         channels = (problem.in_channels // problem.groups, outputs)

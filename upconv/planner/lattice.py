@@ -17,11 +17,7 @@ from .problem import Problem
 
 @dataclass(frozen=True)
 class Lattice:
-    """The phases of one dimension; `firsts[i]` and `taps[i]` belong to phase i.
-
-    Forward with an `in_step` over 1: neighbouring outputs that share their taps become phases of
-    their own, so that few output channels can still fill a tall block of rows.
-    """
+    """The phases of one dimension; `firsts[i]` and `taps[i]` belong to phase i."""
 
     in_step: int
     out_step: int
@@ -30,16 +26,16 @@ class Lattice:
     taps: tuple[tuple[Tap, ...], ...]
 
     @staticmethod
-    def of(problem: Problem, dimension: int, in_step: int = 1) -> Lattice:
-        """The forward pass. With `in_step` 1 these are the phases of geometry.py."""
+    def of(problem: Problem, dimension: int) -> Lattice:
+        """The forward pass: the phases of geometry.py."""
         size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
         out = output_size(size, kernel, stride, padding, extra, dilation)
-        firsts = tuple(range(min(stride * in_step, out)))
+        firsts = tuple(range(min(stride, out)))
         taps = []
         for first in firsts:
             reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
             taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-        return Lattice(in_step, stride * in_step, out, firsts, tuple(taps))
+        return Lattice(1, stride, out, firsts, tuple(taps))
 
     @staticmethod
     def of_input_gradient(problem: Problem, dimension: int) -> Lattice:
@@ -47,6 +43,28 @@ class Lattice:
         size, kernel, stride, padding, _, dilation = problem.dimensions[dimension]
         taps = tuple(Tap(k, k * dilation - padding) for k in range(kernel))
         return Lattice(stride, 1, size, (0,), (taps,))
+
+    @staticmethod
+    def point() -> Lattice:
+        """A dimension that is not there: one position, one tap."""
+        return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),))
+
+    def stacked(self, count: int) -> Lattice:
+        """`count` neighbouring points as one, with the phases of all of them: outputs that share
+        their taps become phases, so that few output channels can still fill a tall block."""
+        phases = [
+            (i * self.out_step + first, tuple(Tap(t.k, t.shift + i * self.in_step) for t in taps))
+            for i in range(count)
+            for first, taps in zip(self.firsts, self.taps, strict=True)
+            if i * self.out_step + first < self.size
+        ]
+        return Lattice(
+            self.in_step * count,
+            self.out_step * count,
+            self.size,
+            tuple(first for first, _ in phases),
+            tuple(taps for _, taps in phases),
+        )
 
     @property
     def count(self) -> int:

@@ -86,7 +86,7 @@ def forward_works(problem: Problem) -> list[Work]:
                 lattices=(
                     Lattice.of(problem, 0),
                     Lattice.of(problem, 1),
-                    Lattice.of(problem, 2, fold),
+                    Lattice.of(problem, 2).stacked(fold),
                 ),
                 in_size=(problem.in_size[0], problem.in_size[1], problem.in_size[2]),
                 kernel=(problem.kernel[0], problem.kernel[1], problem.kernel[2]),

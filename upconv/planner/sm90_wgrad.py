@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90 import flat, legality
-from .sm90_tiling import OPERANDS, up
+from .sm90 import legality
+from .sm90_area import up
+from .sm90_tiling import OPERANDS
 from .sm90_wgrad_cost import ChunkWork, Split, splits
 
 KERNEL = "sm90_wgmma_wgrad"
@@ -293,9 +294,28 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return reason
     if problem.channels_last:
         return "reads the contiguous layout only"
+    if problem.ndim == 3:
+        return "3-D is not covered"
+    if problem.groups != 1:
+        return f"groups = {problem.groups}: covers groups = 1 only"
     if max(*problem.kernel, *problem.dilation, *problem.padding, problem.out_channels) > 8191:
         return "sizes beyond the 16 bits of its tables"
     return None
+
+
+def flat(problem: Problem) -> Problem:
+    """1-D as 2-D with one row."""
+    if problem.ndim == 2:
+        return problem
+    return replace(
+        problem,
+        in_size=(1, *problem.in_size),
+        kernel=(1, *problem.kernel),
+        stride=(1, *problem.stride),
+        padding=(0, *problem.padding),
+        output_padding=(0, *problem.output_padding),
+        dilation=(1, *problem.dilation),
+    )
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:

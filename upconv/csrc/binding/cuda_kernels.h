@@ -58,8 +58,8 @@ struct CallSizes {
   bool weight_strides(int64_t by_in, int64_t by_out) const {
     const int64_t taps = kernel[0] * kernel[1] * kernel[2];
     const bool swapped = direction == kGradInput;
-    return by_in == (swapped ? taps : out_channels * taps) &&
-           by_out == (swapped ? in_channels * taps : taps);
+    return by_in == (swapped ? taps : out_channels / groups * taps) &&
+           by_out == (swapped ? in_channels / groups * taps : taps);
   }
 };
 
@@ -95,12 +95,14 @@ inline CudaKernel::Prepared read_sm90(const CallSizes& call, const std::vector<i
   auto plan = std::make_shared<Sm90Params>();
   if (!read_sm90_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
     return nullptr;
-  const bool fits = call.ndim <= 2 && plan->batch == call.batch &&
-                    plan->channels_last == call.channels_last && plan->out_w == call.out[2] &&
-                    plan->out_h == call.out[1] && plan->in_channels == call.in_channels &&
-                    plan->out_channels == call.out_channels && call.groups == 1 &&
-                    plan->in_w == call.in[2] && plan->in_h == call.in[1] &&
-                    call.weight_strides(plan->weight_in, plan->weight_out);
+  const int64_t groups = plan->conv_groups;
+  const bool fits =
+      groups == call.groups && plan->batch == call.batch &&
+      plan->channels_last == call.channels_last && plan->in_channels * groups == call.in_channels &&
+      plan->out_channels * groups == call.out_channels && plan->in_d == call.in[0] &&
+      plan->in_h == call.in[1] && plan->in_w == call.in[2] && plan->out_d == call.out[0] &&
+      plan->out_h == call.out[1] && plan->out_w == call.out[2] &&
+      call.weight_strides(plan->weight_in, plan->weight_out);
   if (!fits) return nullptr;
   return plan;
 }

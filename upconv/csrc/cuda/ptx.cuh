@@ -102,13 +102,13 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// TMA: a box of a 4-dimensional tensor -> shared memory, completing on a barrier.
+// TMA: a box of a 5-dimensional tensor -> shared memory, completing on a barrier.
 __device__ __forceinline__ void box_copy(uint32_t destination, const CUtensorMap& map, int c0,
-                                         int c1, int c2, int c3, uint32_t barrier) {
+                                         int c1, int c2, int c3, int c4, uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
-      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
       : "memory");
 }
 

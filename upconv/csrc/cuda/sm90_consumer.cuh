@@ -1,6 +1,8 @@
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_layout.cuh"
 #include "wgmma.cuh"
 
@@ -18,39 +20,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   return static_cast<uint64_t>(128 >> 4) << 32 | low;
 }
 
+// What a lane loads or stores at a time.
 template <int kBytes>
-struct VectorOf;
-template <>
-struct VectorOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct VectorOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct VectorOf<8> {
-  using Type = uint2;
-};
-template <>
-struct VectorOf<16> {
-  using Type = uint4;
-};
-
-// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
-// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
-// divisions and most of the arithmetic in every unit.
-template <int N>
-__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
-  for (int n = threadIdx.x; n < N; n += kThreads) {
-    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
-    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
-    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
-    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
-    const int images = image * p.out_channels * p.out_h * p.out_w;
-    shared.places[n] = inside ? images + (p.channels_last ? pixel * p.out_channels : pixel) : -1;
-  }
-}
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
@@ -165,7 +139,7 @@ struct Consumer {
       drain();
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
-    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.plane);
+    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch);
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
@@ -175,39 +149,56 @@ struct Consumer {
       for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
       for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
     }
-    if (newer) {
+    uint32_t pairs = 0;
+#pragma unroll
+    for (int j = 0; j < MB; ++j) pairs |= lists[j] & 0xffff;
+    if (pairs) {
       newer |= (slot + 1) << 8;
-    } else {  // a job without taps has read nothing
+    } else {  // a job without taps in this plane has read nothing
       keep_together();
       retire((slot + 1) << 8);
     }
     skip_slots(1);
   }
 
-  // `other_steps`: weight blocks of the other consumer in each slice.
-  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices, int other_steps) {
+  // The tap lists of this consumer's job in a plane.
+  __device__ __forceinline__ void load_lists(uint32_t (&lists)[MB], const int* visit) const {
+    visit += p.alternate ? 0 : c * kMaxBlocks;
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      const uint32_t list = visit[j];  // an Sm90List, as it lies in memory
+      lists[j] = list << 16 | list >> 16;
+    }
+  }
+
+  // `visit`: the first plane of the unit, in the table.
+  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
     uint32_t lists[MB];
-#pragma unroll
-    for (int j = 0; j < MB; ++j) {
-      const Sm90Kind& kind = p.kind[job.kind[j]];
-      lists[j] = kind.begin << 16 | (kind.end - kind.begin);
-    }
+    load_lists(lists, visit);
     // A unit without slices takes an empty turn: the other consumer waits for it.
-    int slice = 0;
+    int slice = 0, left = slices;
     do {
-      const int count = min(p.turn_slices, slices - slice);
-      if (c == 1) skip_stages(other_steps * count);
+      const int count = min(p.turn_slices, left);
+      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, count);
+      left -= count;
+      if (c == 1) skip_stages(other_steps);
       begin_turn();
       if (!count) keep_together();
-      for (int i = 0; i < count; ++i) multiply_slice(lists);
+      for (int i = 0; i < count; ++i) {
+        multiply_slice(lists);
+        if (++slice == p.slices) {
+          slice = 0;
+          visit += kVisitWords;
+          load_lists(lists, visit);  // after the last plane: of nothing that is used
+        }
+      }
       end_turn();
-      if (c == 0) skip_stages(other_steps * count);
-      slice += count;
-    } while (slice < slices);
+      if (c == 0) skip_stages(other_steps);
+    } while (left);
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -217,13 +208,29 @@ struct Consumer {
   // --- Consumers: epilogue ---------------------------------------------------------------------
   // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
 
-  // First output of a unit's row phase in y, channel 0.
-  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_y,
+  // Outputs of one channel of an image.
+  __device__ __forceinline__ int64_t out_area() const {
+    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  }
+
+  // First output of a unit's depth and row phase in y, channel 0 of its group.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
                                                  int first_x) const {
+    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
     const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
-    const int64_t pixel = row * p.out_w + static_cast<int64_t>(where.x) * p.out_step_x + first_x;
-    const int64_t image = static_cast<int64_t>(where.o) * p.out_channels * p.out_h * p.out_w;
-    return image + (p.channels_last ? pixel * p.out_channels : pixel);
+    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
+    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
+    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
+    if (p.channels_last) {
+      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
+    }
+    return (image * p.out_channels + channels) * out_area() + pixel;
+  }
+
+  // Does the unit's one depth of a phase exist?
+  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
+    return where.z * p.out_step_z + first_z < p.out_d;
   }
 
   // Are all outputs of the tile inside, for the given row phase and last column phase?
@@ -246,13 +253,14 @@ struct Consumer {
   }
 
   // Bias of an output channel; 0 past the end.
-  __device__ __forceinline__ float row_bias(int channel) const {
+  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
     if (!p.bias || channel >= p.out_channels) return 0.f;
-    return Operand::to_float(static_cast<const Element*>(p.bias)[channel]);
+    const int at = where.conv_group * p.out_channels + channel;
+    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
   }
 
   template <int V>
-  using Vector = typename VectorOf<V * sizeof(Element)>::Type;
+  using Vector = VectorOf<V * sizeof(Element)>;
 
   // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
   // is written, lest each read wait for the write before it.
@@ -263,7 +271,7 @@ struct Consumer {
     constexpr int kLanes = kChunk / V;  // that one row takes
     constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
     const int span = kSpan ? kSpan : p.out_step_x;
-    const int64_t channel_step = static_cast<int64_t>(p.out_h) * p.out_w;
+    const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
     for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
@@ -304,13 +312,14 @@ struct Consumer {
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
     const int first_y = first.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
     const bool inside = unit_inside(where, first_y, first_x + span - 1);
-    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_y, first_x) +
-                    static_cast<int64_t>(channel) * p.out_h * p.out_w;
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
     const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
-    const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kColumns) {
@@ -388,12 +397,13 @@ struct Consumer {
     const Sm90Kind& kind = p.kind[job.kind[j]];
     const int first_y = kind.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
     const bool inside = unit_inside(where, first_y, kind.first_x);
-    Element* base =
-        static_cast<Element*>(p.y) + unit_offset(where, first_y, kind.first_x) + lane_channel;
-    const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kPixels) {
       __syncwarp();
@@ -457,19 +467,18 @@ struct Consumer {
 
   // Moves past a whole unit of the other consumer.
   __device__ __forceinline__ void skip_unit(int unit) {
-    const int group = unit % p.groups, slices = slices_of(p, group);
-    skip_stages(p.job[group].steps * slices);
-    skip_slots(slices);
+    const int group = unit % p.job_groups;
+    skip_stages(p.job[group].steps);
+    skip_slots(slices_of(p, group));
   }
 
   __device__ __forceinline__ void run() {
     const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
     for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
       if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
-      const int group = unit % p.groups;
+      const int group = unit % p.job_groups;
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      const int other = p.alternate ? 0 : p.job[job_of(p, group, 1 - c)].steps;
-      accumulate(job, slices_of(p, group), other);
+      accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       store(job, Unit(p, unit));
       if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
     }

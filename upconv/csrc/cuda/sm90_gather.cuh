@@ -20,12 +20,12 @@ struct Item {
 // Where a thread's next item lies in the tile; moves in jumps of a fixed number of items, with no
 // division after the first.
 struct Walker {
-  int quad, row, image, plane;
+  int quad, row, image, lane;
   int jump_quad, jump_row;
 
   __device__ __forceinline__ Walker(const Sm90Params& p, int start, int jump) {
     const int quads = p.pitch / kItemPixels;
-    plane = 0;
+    lane = 0;
     image = 0;
     row = start / quads;
     quad = start - row * quads;
@@ -36,7 +36,7 @@ struct Walker {
   __device__ __forceinline__ void wrap(const Sm90Params& p) {
     while (row >= p.rows) {
       row -= p.rows;
-      if (++image == p.tile_o) image = 0, ++plane;
+      if (++image == p.tile_o) image = 0, ++lane;
     }
   }
   __device__ __forceinline__ void advance(const Sm90Params& p) {
@@ -63,7 +63,9 @@ struct Loader {
   int* const offsets;          // this thread's items: where they lie, and their first column
   static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
   // What is copied next.
-  int unit, slice = 0, slices = 0, pass = 0, item = 0;
+  int unit, slice = 0, pass = 0, item = 0;
+  const int* visit = nullptr;
+  int planes = 0;                   // of the unit that are still to come, with this one
   const Element* source = nullptr;  // first channel of the pass
   int channels = 0;                 // that exist from there on
 
@@ -76,7 +78,7 @@ struct Loader {
         jump(kLoaders / lane_blocks),
         pass_items((p.pixels / kItemPixels + jump - 1) / jump),
         ring(shared.raw + threadIdx.x * kVector),
-        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_h) * p.in_w),
+        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
         offsets(shared.offsets + threadIdx.x),
         unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
     next_unit();
@@ -84,35 +86,44 @@ struct Loader {
 
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
-  // Finds the next unit that reads anything, and where this thread's items of it lie: once for all
-  // slices.
+  // Finds the next unit that reads anything.
   __device__ __forceinline__ void next_unit() {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      slices = slices_of(p, unit % p.groups);
-    } while (slices == 0);
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+    } while (planes == 0);
+    begin_plane();
+  }
+
+  // Where this thread's items of a plane lie: once for all its slices.
+  __device__ __forceinline__ void begin_plane() {
     const Unit where(p, unit);
+    const int z = where.z * p.in_step_z + visit[kVisitPlane];
+    const int y = where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+    const int x = where.x * p.in_step_x + visit[kVisitPlane + 2];
+    const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
     for (int i = 0; i < pass_items; ++i) {
-      const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
-      const int image = walker.image;
-      const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
-      const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
-      const bool row_inside =
-          lane_y < p.in_step_y && where.o + image < p.batch && static_cast<unsigned>(iy) < p.in_h;
+      const int iy = y + (walker.row * p.lanes + walker.lane) * p.in_step_y;
+      const int ix = x + walker.quad * kItemPixels * p.in_step_x;
+      const bool row_inside = walker.lane < p.lanes && where.o + walker.image < p.batch &&
+                              static_cast<unsigned>(z) < p.in_d &&
+                              static_cast<unsigned>(iy) < p.in_h;
       // Columns are checked where an item can hang over the edge; else all 4 are in or out.
       const bool whole = p.copy == 0 && !p.channels_last;
       const bool inside = row_inside && (!whole || static_cast<unsigned>(ix) < p.in_w);
-      const int images_above = p.channels_last ? image : image * p.in_channels;
-      offsets[i * kLoaders] = inside ? (images_above * p.in_h + iy) * p.in_w + ix : kOutside;
+      const int depth = walker.image * channels_between * p.in_d + z;
+      offsets[i * kLoaders] = inside ? (depth * p.in_h + iy) * p.in_w + ix : kOutside;
       offsets[i * kLoaders + kColumns] = inside ? ix : p.in_w;
       walker.advance(p);
     }
     slice = 0;
-    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
-    source = static_cast<const Element*>(p.x) + where.o * area * p.in_channels +
-             lane_block * kE * channel_step;
+    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
+    source = static_cast<const Element*>(p.x) + where.o * area * p.conv_groups * p.in_channels +
+             (where.conv_group * p.in_channels + lane_block * kE) * channel_step;
     channels = p.in_channels - lane_block * kE;
   }
 
@@ -146,7 +157,10 @@ struct Loader {
     channels -= lane_blocks * kE;
     if (++pass * lane_blocks < p.slice_blocks) return;
     pass = 0;
-    if (++slice == slices) next_unit();
+    if (++slice < p.slices) return;
+    if (--planes == 0) return next_unit();
+    visit += kVisitWords;
+    begin_plane();
   }
 
   // Rows that do not start on whole vectors: 4 bytes at a time, or single elements where a 16-bit
@@ -182,12 +196,13 @@ struct Loader {
 
   __device__ __forceinline__ void fetch_channels_last(int entry, int offset) {
     const int column = offsets[item * kLoaders + kColumns];
-    const Element* from = source + static_cast<int64_t>(offset) * p.in_channels;
+    const int channels_between = p.conv_groups * p.in_channels;
+    const Element* from = source + static_cast<int64_t>(offset) * channels_between;
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
       const bool on = 0 < channels && static_cast<unsigned>(column + i * p.in_step_x) < p.in_w;
       ptx::copy_async<16>(raw_pixel(entry, i), from, on ? 16 : 0);
-      from += p.in_step_x * p.in_channels;
+      from += p.in_step_x * channels_between;
     }
   }
 
@@ -247,7 +262,8 @@ struct Placer {
     const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
     const int block = pass * loader.lane_blocks + loader.lane_block;
     if (pixel < p.pixels) {
-      loader.place(from, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
+      loader.place(from,
+                   shared.slots + slot * slot_bytes(p) + (block * p.block_pitch + pixel) * 16);
     }
     if (++item < loader.pass_items) return;
     item = 0;

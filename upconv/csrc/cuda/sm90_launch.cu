@@ -16,13 +16,14 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->jobs > kMaxJobs) return false;
+  if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
+      plan->jobs > kMaxJobs)
+    return false;
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
-    kind.first_x = take();
+    kind.first_z = take();
     for (int& first : kind.first_y) first = take();
-    kind.begin = take();
-    kind.end = take();
+    kind.first_x = take();
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
@@ -30,12 +31,27 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     pair.block = static_cast<int16_t>(take());
     for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
   }
+  for (int i = 0; i < plan->visits; ++i) {
+    Sm90Visit& visit = plan->visit[i];
+    for (auto& lists : visit.list) {
+      for (Sm90List& list : lists) {
+        list.begin = static_cast<uint16_t>(take());
+        list.count = static_cast<uint16_t>(take());
+      }
+    }
+    for (uint16_t& steps : visit.steps) steps = static_cast<uint16_t>(take());
+    visit.z = take();
+    visit.y = take();
+    visit.x = take();
+  }
   for (int i = 0; i < plan->jobs; ++i) {
     Sm90Job& job = plan->job[i];
     for (int& kind : job.kind) kind = take();
     for (int& channel : job.channel) channel = take();
     job.weights = take();
     job.steps = take();
+    job.visit = take();
+    job.visits = take();
     job.interleave = take();
     job.columns = static_cast<uint32_t>(take());
   }
@@ -43,11 +59,8 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {
-  int64_t blocks = 1;  // a plan without taps still gets a pointer
-  for (int i = 0; i < plan.jobs; ++i) {
-    const int64_t end = plan.job[i].weights + static_cast<int64_t>(plan.job[i].steps) * plan.slices;
-    if (end > blocks) blocks = end;
-  }
+  int64_t blocks = static_cast<int64_t>(plan.conv_groups) * plan.weight_blocks;
+  if (blocks == 0) blocks = 1;  // a plan without taps still gets a pointer
   return blocks * kStepBytes;
 }
 

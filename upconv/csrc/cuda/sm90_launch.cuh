@@ -10,10 +10,13 @@ namespace upconv {
 
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
 #define UPCONV_SM90_TILES(X) \
-  X(256, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+  X(256, 1)                  \
+  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
-// The input as the TMA sees it: columns, rows, channels, images; some channel blocks of a tile
-// at a time. The driver's function is found at run time, so that nothing links against the driver.
+// The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
+// some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
+// zeros and not the next one's, whose NaN would survive zero weights. The driver's function is
+// found at run time, so that nothing links against the driver.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   static const auto encode = [] {
@@ -26,17 +29,22 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_channels), size(p.batch)};
-  const cuuint64_t strides[] = {sizes[0] * kBytes, sizes[0] * sizes[1] * kBytes,
-                                sizes[0] * sizes[1] * sizes[2] * kBytes};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w), static_cast<cuuint32_t>(p.raw_h),
+  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
+                              size(p.in_d), size(p.in_channels),
+                              size(p.batch) * size(p.conv_groups)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = kBytes;
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.flat ? 1 : p.in_step_y), 1, 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
+                            static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
                             static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
                             static_cast<cuuint32_t>(p.tile_o)};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
   const CUtensorMapDataType type =
       kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
-      encode(map, type, 4, const_cast<void*>(p.x), sizes, strides, box, steps,
+      encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
@@ -58,7 +66,7 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  const int units = p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
+  const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
 #define UPCONV_TRY(n, mb) \
   if (p.tile_n == n && p.job_blocks == mb) return launch_tile<Operand, n, mb>(p, blocks, stream);
@@ -72,10 +80,10 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
                         cudaStream_t stream) {
   int most = 1;
   for (int i = 0; i < p.jobs; ++i) {
-    const int total = p.slices * p.job[i].steps * (kStageBytes / 16);
+    const int total = p.job[i].steps * (kStageBytes / 16);
     if (total > most) most = total;
   }
-  const dim3 grid((most + 255) / 256, p.jobs);
+  const dim3 grid((most + 255) / 256, p.jobs, p.conv_groups);
   sm90_pack_weights<Operand><<<grid, 256, 0, stream>>>(
       p, static_cast<const typename Operand::Element*>(weight), static_cast<uint4*>(packed));
   return cudaGetLastError();

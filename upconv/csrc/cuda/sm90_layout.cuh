@@ -57,19 +57,25 @@ constexpr int kItemBytes = 64;
 constexpr int kRawBytes = kInFlight * kItemBytes * kLoaders;
 constexpr int kMaxItems = 8;  // items of one thread in a pass over the tile
 constexpr int kOffsetBytes = 2 * kMaxItems * kLoaders * 4;
-constexpr int kPairBytes = kMaxPairs * 4;
+constexpr int kVisitWords = sizeof(Sm90Visit) / 4;
+constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // words of a visit
 
-// Shared memory: barriers, tables, 8 staging slices (one a consumer warp), what the loaders have on
-// its way, the ring of weights, the ring of input slices.
+// Shared memory: barriers, where columns lie, 8 staging slices (one a consumer warp), tables of
+// visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
+// slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.plane * 16;
+  return p.slice_blocks * p.block_pitch * 16;
+}
+__host__ __device__ inline int table_bytes(const Sm90Params& p) {
+  const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;
+  return (bytes + 127) / 128 * 128;  // TMA writes to multiples of 128 bytes
 }
 __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
   return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
 }
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
-  // 4 KB of slack: operands of columns that are not stored may reach past the last plane.
-  return kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes + raw_ring_bytes(p) +
+  // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.
+  return kBarrierBytes + kColumnBytes + 8 * kStagingBytes + table_bytes(p) + raw_ring_bytes(p) +
          p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
@@ -79,6 +85,7 @@ struct Shared {
   int* columns;
   int* places;
   int* pairs;
+  int* visits;  // kVisitWords each
   uint32_t staging, raw, weights, slots;
   int* offsets;  // of the loaders that copy without TMA
 
@@ -93,38 +100,65 @@ struct Shared {
     turn = raw_free + 8 * kMaxChunks;
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
     places = columns + 256;
-    pairs = columns + kColumnBytes / 4;
-    const int fixed = kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes;
+    const int fixed = kBarrierBytes + kColumnBytes + 8 * kStagingBytes;
     staging = base + fixed - 8 * kStagingBytes;
-    raw = base + fixed;
-    offsets = reinterpret_cast<int*>(memory + fixed + kRawBytes);
+    pairs = reinterpret_cast<int*>(memory + fixed);
+    visits = pairs + p.pairs;
+    raw = base + fixed + table_bytes(p);
+    offsets = reinterpret_cast<int*>(memory + fixed + table_bytes(p) + kRawBytes);
     weights = raw + raw_ring_bytes(p);
     slots = weights + p.stages * kStageBytes;
   }
 };
 static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
               "barriers overrun");
-static_assert((kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes) % 128 == 0,
+static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
               "TMA writes to multiples of 128 bytes");
 
-// A unit of work: one tile, one job group. Units of the same tile follow each other, so that their
-// input comes from L2.
+// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
+// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
+// divisions and most of the arithmetic in every unit.
+template <int N>
+__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
+  for (int n = threadIdx.x; n < N; n += kThreads) {
+    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
+    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
+    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
+    const int channels = p.conv_groups * p.out_channels;
+    const int images = image * channels * p.out_d * p.out_h * p.out_w;
+    shared.places[n] = inside ? images + (p.channels_last ? pixel * channels : pixel) : -1;
+  }
+}
+
+// A unit of work: one tile, one group of the convolution, one job group. Units of the same tile
+// follow each other, so that their input comes from L2.
 struct Unit {
-  int o, y, x;  // first image, q row, q column
-  int group;
+  int o, z, y, x;  // first image, q depth, q row, q column
+  int conv_group;
 
   __device__ __forceinline__ Unit(const Sm90Params& p, int index) {
-    group = index % p.groups;
-    int tile = index / p.groups;
+    int tile = index / p.job_groups;
+    conv_group = 0;
+    if (p.conv_groups > 1) {
+      conv_group = tile % p.conv_groups;
+      tile /= p.conv_groups;
+    }
     x = tile % p.tiles_x * p.tile_w;
     tile /= p.tiles_x;
     y = tile % p.tiles_y * p.tile_h;
-    o = tile / p.tiles_y * p.tile_o;
+    tile /= p.tiles_y;
+    z = 0;
+    if (p.tiles_z > 1) {
+      z = tile % p.tiles_z;
+      tile /= p.tiles_z;
+    }
+    o = tile * p.tile_o;
   }
 };
 
-__device__ __forceinline__ int unit_count(const Sm90Params& p) {
-  return p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
+__host__ __device__ inline int unit_count(const Sm90Params& p) {
+  return p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x * p.conv_groups * p.job_groups;
 }
 
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
@@ -132,10 +166,23 @@ __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
   return p.alternate ? group : 2 * group + c;
 }
 
-// Slices that the unit needs: none when no phase of it has a tap.
+// Slices that the unit needs, of all its planes: none when no phase of it has a tap.
 __device__ __forceinline__ int slices_of(const Sm90Params& p, int group) {
-  const int steps = p.job[job_of(p, group, 0)].steps + p.job[job_of(p, group, 1)].steps;
-  return steps ? p.slices : 0;
+  return p.job[job_of(p, group, 0)].visits * p.slices;
+}
+
+// Weight blocks of consumer `c` in `count` slices, from slice `slice` of a visit on.
+__device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, int c, int slice,
+                                        int count) {
+  int total = 0;
+  while (count > 0) {
+    const int here = min(count, p.slices - slice);
+    total += here * (static_cast<uint32_t>(visit[kVisitSteps]) >> (16 * c) & 0xffff);
+    count -= here;
+    slice = 0;
+    visit += kVisitWords;
+  }
+  return total;
 }
 
 }  // namespace upconv

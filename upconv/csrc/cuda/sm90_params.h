@@ -8,6 +8,7 @@ namespace upconv {
 
 constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
 constexpr int kMaxPairs = 1024;  // entries of all tap lists
+constexpr int kMaxVisits = 128;  // planes of all units of a tile
 constexpr int kStepPairs = 4;    // entries that share one weight block
 constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
 constexpr int kMaxJobs = 128;  // blocks of rows that one warpgroup accumulates together
@@ -15,60 +16,71 @@ constexpr int kMaxFolds = 4;   // row phases stacked in one 64-row block (few ou
 constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
-// input = q * in_step + shift.
-#define UPCONV_SM90_FIELDS(X)                                                                \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                              \
-  X(tile_n)        /* pixels of one WGMMA: N */                                              \
-  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                  \
-  X(channels_last) /* layout of input and output */                                          \
-  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */ \
-  X(batch)                                                                                   \
-  X(in_channels)                                                                             \
-  X(in_h)                                                                                    \
-  X(in_w)                                                                                    \
-  X(out_channels)                                                                            \
-  X(out_h)                                                                                   \
-  X(out_w)                                                                                   \
-  X(in_step_y)                                                                               \
-  X(in_step_x)                                                                               \
-  X(out_step_y)                                                                              \
-  X(out_step_x)                                                                              \
-  X(tiles_o) /* tiles over images */                                                         \
-  X(tiles_y)                                                                                 \
-  X(tiles_x)                                                                                 \
-  X(tile_o)  /* images of one tile */                                                        \
-  X(tile_h)  /* q rows of one tile */                                                        \
-  X(tile_w)  /* q columns of one tile */                                                     \
-  X(pitch)   /* pixels from one row of the tile to the next, a multiple of 4 */              \
-  X(rows)    /* rows of one image in the tile, margins included */                           \
-  X(pixels)  /* pixels of the tile that are filled, a multiple of 4 */                       \
-  X(plane)   /* pixels from one 16-byte channel block to the next */                         \
-  X(shift_y) /* input row of tile row 0, relative to q * in_step */                          \
-  X(shift_x)                                                                                 \
-  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                            \
-  X(slices)       /* slices that cover all input channels */                                 \
-  X(slots)        /* ring of input slices */                                                 \
-  X(stages)       /* ring of weight blocks */                                                \
-  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */     \
-  X(raw_h)                                                                                   \
-  X(raw_blocks) /* channel blocks of one */                                                  \
-  X(raw_bytes)                                                                               \
-  X(raw_chunks)                                                                              \
-  X(alternate)   /* 1: the consumers take units in turn; 0: jobs of the same unit */         \
-  X(turn_slices) /* slices of one consumer's turn at the tensor cores */                     \
-  X(fold_rows)   /* output channels of one fold: 64, 32 or 16 */                             \
-  X(vector)      /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */     \
-  X(weight_in)   /* weight stride of an input channel, in elements */                        \
-  X(weight_out)  /* weight stride of an output channel */                                    \
-  X(groups)      /* job groups: pairs of jobs, or single jobs when consumers alternate */    \
-  X(kinds)                                                                                   \
-  X(pairs)                                                                                   \
+// input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
+// besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
+// them.
+#define UPCONV_SM90_FIELDS(X)                                                                    \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
+  X(tile_n)        /* pixels of one WGMMA: N */                                                  \
+  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
+  X(channels_last) /* layout of input and output */                                              \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
+  X(batch)                                                                                       \
+  X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
+  X(in_channels)                                                                                 \
+  X(in_d)                                                                                        \
+  X(in_h)                                                                                        \
+  X(in_w)                                                                                        \
+  X(out_channels)                                                                                \
+  X(out_d)                                                                                       \
+  X(out_h)                                                                                       \
+  X(out_w)                                                                                       \
+  X(in_step_z)                                                                                   \
+  X(in_step_y)                                                                                   \
+  X(in_step_x)                                                                                   \
+  X(lanes) /* rows of in_step_y that one q row spans */                                          \
+  X(out_step_z)                                                                                  \
+  X(out_step_y)                                                                                  \
+  X(out_step_x)                                                                                  \
+  X(tiles_o) /* tiles over images */                                                             \
+  X(tiles_z) /* a tile is one q deep */                                                          \
+  X(tiles_y)                                                                                     \
+  X(tiles_x)                                                                                     \
+  X(tile_o)       /* images of one tile */                                                       \
+  X(tile_h)       /* q rows of one tile */                                                       \
+  X(tile_w)       /* q columns of one tile */                                                    \
+  X(pitch)        /* pixels from one row of the tile to the next, a multiple of 4 unless flat */ \
+  X(rows)         /* rows of one image in the tile, margins included */                          \
+  X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
+  X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
+  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(slices)       /* slices of one plane: they cover all input channels */                       \
+  X(slots)        /* ring of input slices */                                                     \
+  X(stages)       /* ring of weight blocks */                                                    \
+  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
+  X(raw_h)                                                                                       \
+  X(raw_blocks) /* channel blocks of one */                                                      \
+  X(raw_bytes)                                                                                   \
+  X(raw_chunks)                                                                                  \
+  X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
+  X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
+  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
+  X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
+  X(weight_in)     /* weight stride of an input channel, in elements */                          \
+  X(weight_out)    /* weight stride of an output channel */                                      \
+  X(weight_group)  /* weight stride of a group of the convolution */                             \
+  X(weight_blocks) /* packed weight blocks of such a group */                                    \
+  X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
+  X(kinds)                                                                                       \
+  X(pairs)                                                                                       \
+  X(visits)                                                                                      \
   X(jobs)
 
 struct Sm90Kind {
-  int first_x;             // first output column of the width phase
+  int first_z;             // first output depth of the depth phase
   int first_y[kMaxFolds];  // first output row of each fold
-  int begin, end;          // its pairs; lists begin on multiples of kStepPairs
+  int first_x;             // first output column of the width phase
 };
 
 // One WGMMA: a tap (of each fold) and two of the slice's channel blocks.
@@ -78,18 +90,32 @@ struct Sm90Pair {
   int16_t tap[kMaxFolds];  // weight position for each fold, -1: none, the packed rows are zero
 };
 
+// Some of a tap list's pairs; they begin on multiples of kStepPairs.
+struct Sm90List {
+  uint16_t begin, count;
+};
+
+// A plane that the units of a job group load, and what their jobs do with each slice of it.
+struct Sm90Visit {
+  Sm90List list[2][kMaxBlocks];  // of each consumer and row block
+  uint16_t steps[2];             // weight blocks of each consumer
+  int z, y, x;                   // input = q * in_step + this
+};
+
 struct Sm90Job {
   int kind[kMaxBlocks];
   int channel[kMaxBlocks];  // first output channel of each block; past the end: nothing to do
   int weights;              // first packed weight block
-  int steps;                // weight blocks of one slice, over all its row blocks
+  int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
+  int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
   int interleave;           // 1: the blocks are width phases of the same rows, stored together
   uint32_t columns;         // bit r: this job writes output columns with residue r
 };
 
 struct Sm90Params {
   const void* x;
-  const uint4* w;  // packed: [job][slice][step][channel block][64 rows][16 bytes]
+  // packed: [group][job][plane][slice][step][channel block][64 rows][16 bytes]
+  const uint4* w;
   const void* bias;
   void* y;
 #define UPCONV_DECLARE(name) int name;
@@ -97,7 +123,11 @@ struct Sm90Params {
 #undef UPCONV_DECLARE
   Sm90Kind kind[kMaxKinds];
   Sm90Pair pair[kMaxPairs];
+  Sm90Visit visit[kMaxVisits];
   Sm90Job job[kMaxJobs];
 };
+
+// Besides the TMA's description of the input.
+static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");
 
 }  // namespace upconv

@@ -11,10 +11,14 @@ namespace upconv {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  int unit, turn = 0, left = 0, stage = 0;
+  int unit, stage = 0;
   uint32_t parity = 1;
-  int steps[2];            // of each consumer in a slice of this unit
-  const uint4* source[2];  // what it needs next
+  // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
+  int slices = 0, slice = 0;
+  const int* visit = nullptr;
+  int turn = 0;            // whose turn comes next
+  int left = 0;            // weight blocks of this turn
+  const uint4* source[2];  // what each consumer needs next
 
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
       : p(p), shared(shared), unit(blockIdx.x) {
@@ -24,34 +28,41 @@ struct WeightFeed {
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
   __device__ __forceinline__ void begin_unit() {
-    const int group = unit % p.groups;
+    const int group = unit % p.job_groups;
+    const int64_t first = static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      steps[c] = p.alternate && c == 1 ? 0 : job.steps;
-      source[c] = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
+      source[c] = p.w + (first + job.weights) * (kStageBytes / 16);
     }
+    slices = slices_of(p, group);
+    slice = 0;
+    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
   }
 
   // The next turn that has weights.
   __device__ __forceinline__ void find() {
     while (left == 0 && live()) {
-      const int slices = min(p.turn_slices, p.slices - turn / 2 * p.turn_slices);
-      if (slices <= 0) {
-        turn = 0;
+      if (slices == 0) {
         unit += gridDim.x;
         begin_unit();
-      } else {
-        left = slices * (turn % 2 ? steps[1] : steps[0]);
-        ++turn;
+        continue;
       }
+      const int count = min(p.turn_slices, slices);
+      left = steps_in(p, visit, turn, slice, count);
+      if (turn == 1) {
+        slices -= count;
+        slice += count;
+        while (slice >= p.slices) slice -= p.slices, visit += kVisitWords;
+      }
+      turn ^= 1;
     }
   }
 
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    const uint4*& from = turn % 2 ? source[0] : source[1];  // `turn` is one ahead
+    const uint4*& from = turn ? source[0] : source[1];  // `turn` is one ahead
     ptx::barrier_arrive_expect(full, kStageBytes);
     ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
     from += kStageBytes / 16;
@@ -62,15 +73,16 @@ struct WeightFeed {
 
 // First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
 // on 16 bytes, or the copy is an illegal instruction.
-__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where) {
-  return where.x * p.in_step_x + p.shift_x;
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
+                                          const int* visit) {
+  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + visit[kVisitPlane + 2];
 }
 __device__ __forceinline__ int box_phase(int column, int block_channels) {
   return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
 }
 
 // The input of all units as TMA boxes: a few channel blocks of the whole tile each, margins
-// included. What lies outside the image arrives as zeros.
+// included. What lies outside the image or the group arrives as zeros.
 struct BoxFeed {
   const Sm90Params& p;
   const Shared& shared;
@@ -78,37 +90,55 @@ struct BoxFeed {
   const int block_channels;
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
-  int x = 0, y = 0, o = 0;
+  const int* visit = nullptr;
+  int planes = 0;  // of the unit that are still to come, with this one
+  int x = 0, y = 0, z = 0, image = 0;
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map, int block_channels)
       : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
     if (p.copy != kCopyBoxes) unit = unit_count(p);
-    find();
+    begin_unit();
   }
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
-  __device__ __forceinline__ void find() {
-    while (live() && slices_of(p, unit % p.groups) == 0) unit += gridDim.x;
-    if (!live()) return;
+  // From `unit` on, the first one that reads anything.
+  __device__ __forceinline__ void begin_unit() {
+    for (; live(); unit += gridDim.x) {
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+      if (planes) break;
+    }
+    if (live()) begin_plane();
+  }
+
+  __device__ __forceinline__ void begin_plane() {
     const Unit where(p, unit);
-    x = box_column(p, where);
+    x = box_column(p, where, visit);
     x -= box_phase(x, block_channels);
-    y = where.y * p.in_step_y + p.shift_y;
-    o = where.o;
+    y = p.flat ? 0 : where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+    z = where.z * p.in_step_z + visit[kVisitPlane];
+    image = where.o * p.conv_groups + where.conv_group;
   }
 
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk;
     ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
-    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, block * block_channels, o, full);
+    const int channel = block * block_channels;
+    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, z, channel, image, full);
     if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
     if (block < p.slices * p.slice_blocks) return;
     block = 0;
-    unit += gridDim.x;
-    find();
+    if (--planes) {
+      visit += kVisitWords;
+      begin_plane();
+    } else {
+      unit += gridDim.x;
+      begin_unit();
+    }
   }
 };
 
@@ -127,8 +157,10 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
 // --- Box loaders -----------------------------------------------------------------------------
 
 // Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
-// lanes take neighbouring pixels: every read and every write is free of bank conflicts.
-template <typename Operand>
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
+// reads of every in_step_x-th column. kStep: columns have a step, so that two pixels of 16 bits do
+// not lie together.
+template <typename Operand, bool kStep>
 struct BoxLoader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
@@ -148,25 +180,34 @@ struct BoxLoader {
       if (pixel < p.pixels) places = i + 1;
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
-      const int lane = pixel / p.pitch / p.rows / p.tile_o;  // of in_step_y rows
-      const int at =
-          ((image * p.raw_blocks * kE * p.raw_h + row * p.in_step_y + lane) * p.raw_w + column) *
-          static_cast<int>(sizeof(Element));
-      source[i] = lane < p.in_step_y ? at : -1;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;
+      const int box_row = p.flat ? 0 : row * p.lanes + lane;
+      const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
+      const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
+                     static_cast<int>(sizeof(Element));
+      source[i] = lane < p.lanes ? at : -1;
     }
   }
 
-  // 4 bytes of every channel at one place of the box.
+  // One pixel, or two of 16 bits, of every channel at one place of the box.
   __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
 #pragma unroll
     for (int c = 0; c < kE; ++c) {
       v[c] = 0;
-      if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+      if constexpr (kStep) {
+        unsigned short low = 0, high = 0;
+        const uint32_t from = box + at + c * channel_step;
+        if (at >= 0) ptx::load_shared(low, from);
+        if (at >= 0) ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        v[c] = low | static_cast<uint32_t>(high) << 16;
+      } else {
+        if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+      }
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t plane, int i) const {
-    const uint32_t target = plane + (i * kLoaders + threadIdx.x) * kWide * 16;
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i) const {
+    const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
       ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
                                            Operand::prepare(v[2]), Operand::prepare(v[3])));
@@ -183,45 +224,47 @@ struct BoxLoader {
     }
   }
 
-  // kPlanes channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
-  // overlap.
-  template <int kPlanes, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t plane) const {
-    static_assert(kPlanes * kPlaces == 4, "registers");
-    uint32_t v[kPlanes][kPlaces][kE];
+  // kBlocks channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
+  // overlap; 2 where a place takes two reads.
+  template <int kBlocks, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, uint32_t target) const {
+    static_assert(kBlocks * kPlaces == (kStep ? 2 : 4), "registers");
+    uint32_t v[kBlocks][kPlaces][kE];
 #pragma unroll
     for (int first = 0; first < kMost; first += kPlaces) {
       if (first >= places) break;
 #pragma unroll
-      for (int b = 0; b < kPlanes; ++b)
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
           if (first + i < kMost && first + i < places)
             read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
         }
 #pragma unroll
-      for (int b = 0; b < kPlanes; ++b)
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
           if (first + i < kMost && first + i < places)
-            write(v[b][i], plane + b * p.plane * 16, first + i);
+            write(v[b][i], target + b * p.block_pitch * 16, first + i);
         }
     }
   }
 
   // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t plane) const {
-    const int planes = places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
-    for (int i = 0; i < p.raw_blocks; i += planes) {
-      if (planes == 1) {
-        place<1, 4>(box, plane);
-      } else if (planes == 2) {
-        place<2, 2>(box, plane);
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target) const {
+    const int blocks = kStep || places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
+    for (int i = 0; i < p.raw_blocks; i += blocks) {
+      if constexpr (kStep) {
+        place<1, 2>(box, target);
+      } else if (blocks == 1) {
+        place<1, 4>(box, target);
+      } else if (blocks == 2) {
+        place<2, 2>(box, target);
       } else {
-        place<4, 1>(box, plane);
+        place<4, 1>(box, target);
       }
-      box += planes * kE * channel_step;
-      plane += planes * p.plane * 16;
+      box += blocks * kE * channel_step;
+      target += blocks * p.block_pitch * 16;
     }
   }
 
@@ -230,25 +273,38 @@ struct BoxLoader {
     uint32_t chunk_parity = 0, slot_parity = 1;
     const bool speaker = threadIdx.x % 32 == 0;
     for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-      const uint32_t phase = box_phase(box_column(p, Unit(p, unit)), kE) * sizeof(Element);
-      for (int slices = slices_of(p, unit % p.groups); slices > 0; --slices) {
-        ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
-        uint32_t plane = shared.slots + slot * slot_bytes(p);
-        for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
-          ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-          place_box(shared.raw + chunk * p.raw_bytes + phase, plane);
-          plane += p.raw_blocks * p.plane * 16;
+      const Unit where(p, unit);
+      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+        const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
+        for (int slices = p.slices; slices > 0; --slices) {
+          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+          uint32_t target = shared.slots + slot * slot_bytes(p);
+          for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+            place_box(shared.raw + chunk * p.raw_bytes + phase, target);
+            target += p.raw_blocks * p.block_pitch * 16;
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+            if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+          }
+          ptx::fence_async_proxy();
           __syncwarp();
-          if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-          if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+          if (++slot == p.slots) slot = 0, slot_parity ^= 1;
         }
-        ptx::fence_async_proxy();
-        __syncwarp();
-        if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-        if (++slot == p.slots) slot = 0, slot_parity ^= 1;
       }
     }
   }
 };
+
+template <typename Operand>
+__device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    if (p.in_step_x > 1) return BoxLoader<Operand, true>(p, shared).run();
+  }
+  BoxLoader<Operand, false>(p, shared).run();
+}
 
 }  // namespace upconv

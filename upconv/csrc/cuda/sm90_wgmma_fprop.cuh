@@ -6,6 +6,11 @@
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
+// The K loop of a unit runs over planes, and in each over slices of the input channels. A plane is
+// what taps of one depth read, and where the input has a step (the gradient of the input) of one
+// residue of rows and columns; the 2-D forward pass has one. Taps of a plane differ by whole pixels
+// of the tile. Each job has a tap list for each plane, possibly empty (Sm90Visit).
+//
 // Roles, 12 warps:
 //   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
 //   layout,
@@ -60,6 +65,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
+  for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
+    shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
+  }
   list_columns<N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
@@ -70,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x >= kLoaders) {
       if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
     } else if (p.copy == kCopyBoxes) {
-      BoxLoader<Operand>(p, shared).run();
+      load_boxes<Operand>(p, shared);
     } else {
       gather_tiles<Operand>(p, shared);
     }
@@ -83,38 +91,42 @@ __global__ void __launch_bounds__(kThreads, 1)
 // --- Weight packing --------------------------------------------------------------------------
 
 // Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90Kind& kind) {
-  const int pairs = kind.end - kind.begin;
-  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+__device__ __forceinline__ int steps_of(const Sm90List& list) {
+  return list.count / kStepPairs + __popc(list.count % kStepPairs);
 }
 
 // Pair `k` of a step, -1 where the step is not full.
-__device__ __forceinline__ int pair_of(const Sm90Kind& kind, int step, int k) {
-  const int whole = (kind.end - kind.begin) / kStepPairs,
-            left = (kind.end - kind.begin) % kStepPairs;
-  if (step < whole) return kind.begin + step * kStepPairs + k;
-  const int first = kind.begin + whole * kStepPairs;
+__device__ __forceinline__ int pair_of(const Sm90List& list, int step, int k) {
+  const int whole = list.count / kStepPairs, left = list.count % kStepPairs;
+  if (step < whole) return list.begin + step * kStepPairs + k;
+  const int first = list.begin + whole * kStepPairs;
   if (step == whole && left >= 2) return k < 2 ? first + k : -1;
-  return k == 0 ? kind.end - 1 : -1;
+  return k == 0 ? list.begin + list.count - 1 : -1;
 }
 
-// (Cin, Cout, taps) -> [job][slice][step][channel block][64 rows][16 bytes], rounded for the tensor
-// core, zero where a fold has no such tap or a channel does not exist. One thread, 16 bytes.
+// A weight of any strides -> [group][job][plane][slice][step][channel block][64 rows][16 bytes],
+// rounded for the tensor core, zero where a fold has no such tap or a channel does not exist. One
+// thread, 16 bytes.
 template <typename Operand>
 __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
                                   const typename Operand::Element* weight, uint4* packed) {
   constexpr int kE = Operand::kBlockChannels, kStepItems = kStageBytes / 16;
   const Sm90Job& job = p.job[blockIdx.y];
-  const int total = p.slices * job.steps * kStepItems;
+  const int group = blockIdx.z, c = p.alternate ? 0 : blockIdx.y % 2;
+  const int total = job.steps * kStepItems;
+  weight += static_cast<int64_t>(group) * p.weight_group;
+  packed += (static_cast<int64_t>(group) * p.weight_blocks + job.weights) * kStepItems;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
     const int row = i % kRowsPerBlock;
     const int half = i / kRowsPerBlock % 2;
-    const int slice = i / (job.steps * kStepItems);
     const int k = i / (2 * kRowsPerBlock) % kStepPairs;
-    int step = i / kStepItems % job.steps, j = 0;
-    while (step >= steps_of(p.kind[job.kind[j]])) step -= steps_of(p.kind[job.kind[j++]]);
-    const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int index = pair_of(kind, step, k);
+    int step = i / kStepItems, at = job.visit, j = 0;
+    while (step >= p.slices * p.visit[at].steps[c]) step -= p.slices * p.visit[at++].steps[c];
+    const Sm90Visit& visit = p.visit[at];
+    const int slice = step / visit.steps[c];
+    step %= visit.steps[c];
+    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
+    const int index = pair_of(visit.list[c][j], step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -123,13 +135,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
 #pragma unroll
     for (int e = 0; e < kE; ++e) {
       const bool on = tap >= 0 && out < p.out_channels && in + e < p.in_channels;
-      const int64_t at = static_cast<int64_t>(in + e) * p.weight_in +
-                         static_cast<int64_t>(out) * p.weight_out + tap;
-      values[e] = on ? weight[at] : Operand::from_float(0.f);
+      const int64_t from = static_cast<int64_t>(in + e) * p.weight_in +
+                           static_cast<int64_t>(out) * p.weight_out + tap;
+      values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
-    packed[static_cast<int64_t>(job.weights) * kStepItems + i] = make_uint4(
-        Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z), Operand::prepare(v.w));
+    packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
+                           Operand::prepare(v.w));
   }
 }
 

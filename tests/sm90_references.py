@@ -1,0 +1,74 @@
+"""Layers to try the Hopper kernel on, and what PyTorch computes for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from upconv.planner import Problem
+from upconv.planner.sm90_task import forward_task, input_gradient_task
+
+TASKS = {"forward": forward_task, "grad_input": input_gradient_task}
+"""What the kernel serves, by direction."""
+
+
+@st.composite
+def problems(draw: st.DrawFn, dimensions: tuple[int, ...] = (1, 2, 2, 3)) -> Problem:
+    ndim = draw(st.sampled_from(dimensions))
+    some = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride, dilation = some(1, 4 if ndim < 3 else 3), some(1, 3)
+    channels_last = ndim == 2 and draw(st.booleans())
+    step = 8 if channels_last else 1
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    most = 40 if ndim < 3 else 20
+    channels = [draw(st.integers(8 // step, end // step)) * step for end in (most, 136)]
+    problem = Problem(
+        batch=draw(st.integers(1, 4 if ndim < 3 else 2)),
+        in_channels=channels[0] * groups,
+        out_channels=(channels[1] if groups == 1 else min(channels[1], 24)) * groups,
+        in_size=some(1, 9 if ndim < 3 else 5),
+        kernel=some(1, 4),
+        stride=stride,
+        padding=some(0, 2),
+        # PyTorch answers channels_last with another layout where it reaches the stride.
+        output_padding=tuple(
+            draw(st.integers(0, (s if channels_last else max(s, d)) - 1))
+            for s, d in zip(stride, dilation, strict=True)
+        ),
+        dilation=dilation,
+        groups=groups,
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+        channels_last=channels_last,
+        tf32=True,
+    )
+    assume(min(problem.out_size) > 0)
+    return problem
+
+
+def expected(problem: Problem, x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
+    compute = getattr(torch.nn.functional, f"conv_transpose{problem.ndim}d")
+    lists = problem.stride, problem.padding, problem.output_padding
+    answer: torch.Tensor = compute(
+        *map(torch.from_numpy, (x, w, b)), *lists, problem.groups, problem.dilation
+    )
+    return answer.numpy()
+
+
+def expected_grad_input(problem: Problem, gy: np.ndarray, w: np.ndarray) -> np.ndarray:
+    x = torch.zeros(problem.batch, problem.in_channels, *problem.in_size, dtype=torch.float64)
+    answer: torch.Tensor = torch.ops.aten.convolution_backward(
+        torch.from_numpy(gy),
+        x,
+        torch.from_numpy(w),
+        None,
+        problem.stride,
+        problem.padding,
+        problem.dilation,
+        True,
+        problem.output_padding,
+        problem.groups,
+        [True, False, False],
+    )[0]
+    return answer.numpy()

@@ -1,0 +1,208 @@
+"""Areas of the Hopper kernel's tiles: which pixels a tile has, how they lie, how they are copied.
+
+A tile is `images x height x width` lattice points of one depth. Its input lies in shared memory
+row after row, `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over
+row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
+(height), the margin of one row (image) is the margin of the next as well: both are zeros. Where no
+tap reaches another pixel there are no margins, and TMA may see an image as one long row ("flat").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd
+
+from .sm90_task import Shape, Task
+
+GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
+"""Table of offsets and raw ring of the loaders, where they copy without TMA."""
+BOX_BYTES = 32 * 1024
+"""Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
+BOX_GOOD = 8 * 1024
+"""Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
+BOX_MOST = 256
+"""Elements of a box along one dimension."""
+BOX_STEP_MOST = 8
+"""Greatest step of a box along its rows."""
+MAX_CHUNKS = 16
+COPY_BOXES = 3
+"""`copy` for TMA boxes."""
+ITEM_PIXELS = 4
+"""Pixels that a loader copies together."""
+
+
+@dataclass(frozen=True)
+class Area:
+    images: int
+    height: int
+    width: int
+    pitch: int
+    rows: int
+    pixels: int
+    vector: int
+    copy: int
+    start: int
+    """Planes begin at multiples of so many columns."""
+    flat: bool = False
+
+
+def up(value: int, multiple: int) -> int:
+    """`value` rounded up to a multiple."""
+    return -(-value // multiple) * multiple
+
+
+def aligned(offset: int, start: int) -> int:
+    """First column of a plane whose taps begin at `offset`."""
+    return offset // start * start
+
+
+def box_of(shape: Shape, area: Area) -> tuple[int, int]:
+    """Columns and rows of the TMA box that holds one channel of a tile.
+
+    A box begins on 16 bytes, at most `late` columns before the tile does. TMA takes rows with a
+    step, but columns as they lie.
+    """
+    whole = 16 // shape.task.element_bytes
+    if area.flat:
+        pixels = area.rows * area.pitch
+        late = max(i * area.height * area.pitch % whole for i in range(whole))
+        return up(up(pixels, ITEM_PIXELS) + late, whole), 1
+    step = shape.steps[2]
+    firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
+    late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
+    return up((area.pitch - 1) * step + 1 + late, whole), area.rows * shape.lanes
+
+
+def boxes_fit(shape: Shape, area: Area) -> bool:
+    columns, rows = box_of(shape, area)
+    return max(columns, rows * shape.steps[1], area.images) <= BOX_MOST
+
+
+def copy_modes(shape: Shape) -> list[tuple[int, int]]:
+    """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
+    task = shape.task
+    rows_aligned = task.in_size[2] * task.element_bytes % 16 == 0
+    if task.channels_last or not rows_aligned or shape.steps[1] > BOX_STEP_MOST:
+        return [copy_mode(shape)]
+    # Two pixels of 16 bits are read together, but for a step.
+    start = 4 // task.element_bytes if shape.steps[2] == 1 else 1
+    return [(COPY_BOXES, start), copy_mode(shape)]
+
+
+def copy_mode(shape: Shape) -> tuple[int, int]:
+    """The same without TMA."""
+    width, single = shape.task.in_size[2], shape.task.element_bytes == 4
+    if shape.task.channels_last:
+        return 0, 1
+    if shape.steps[2] > 1:
+        return (1, 1) if single else (2, 1)
+    if width % ITEM_PIXELS == 0:
+        return 0, ITEM_PIXELS
+    if single:
+        return 1, 1
+    return (1, 2) if width % 2 == 0 else (2, 1)
+
+
+def widths(shape: Shape, n: int, vector: int, start: int) -> list[int]:
+    """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
+    count = shape.columns.count
+    whole = vector // gcd(vector, shape.columns.out_step)
+    parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
+    cut = {up(-(-count // part), max(whole, start) if part > 1 else whole) for part in parts}
+    return sorted(width for width in cut if width <= n)
+
+
+def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
+    """The tile areas that fit N pixels, each with the best way to copy it."""
+    boxed = False
+    for area in areas_flat(shape, n, vector):
+        if boxes_fit(shape, area):
+            boxed = True
+            yield area
+    for copy, start in copy_modes(shape):
+        for area in areas_copied(shape, n, vector, copy, start):
+            if copy == COPY_BOXES:
+                if not boxes_fit(shape, area):
+                    continue
+                boxed = True
+            elif boxed:
+                continue
+            yield area
+
+
+def margins(shape: Shape) -> bool:
+    """Does any tap reach another pixel of its row or column?"""
+    lows = *shape.row_residues.low.values(), *shape.column_residues.low.values()
+    return any(lows) or shape.row_residues.most + shape.column_residues.most > 0
+
+
+def most_images(task: Task, n: int, used: int, image_pixels: int) -> int:
+    """Images of a tile; those of a group are too far apart for one TMA box."""
+    return min(1 + (n - used) // image_pixels, task.batch) if task.groups == 1 else 1
+
+
+def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
+    """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+    task = shape.task
+    (_, in_h, pitch), element = task.in_size, task.element_bytes
+    needless = pitch * element % 16 == 0 or in_h * pitch * element % 16
+    stepped = shape.lanes * shape.steps[1] * shape.steps[2] > 1
+    if task.channels_last or needless or stepped or margins(shape):
+        return
+    count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
+    if width > min(pitch, n):  # a column past the input would read the next row
+        return
+    vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
+    most = min(1 + (n - width) // pitch, count_y)
+    even = 4 // element  # two pixels of 16 bits are read together
+    for height in {most, -(-count_y // -(-count_y // most))}:
+        if height == count_y or height * pitch % even == 0:
+            pixels = up(height * pitch, ITEM_PIXELS)
+            yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 1, flat=True)
+    rows = max(in_h, count_y)
+    images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
+    if images > 1 and rows * pitch % even == 0:
+        pixels = up(images * rows * pitch, ITEM_PIXELS)
+        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 1, flat=True)
+
+
+def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
+    task = shape.task
+    _, in_h, in_w = task.in_size
+    count_y, count_x = shape.rows.count, shape.columns.count
+    ys, xs = shape.row_residues, shape.column_residues
+    back = max(low - aligned(low, start) for low in xs.low.values())
+    align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
+    for width in widths(shape, n, vector, start):
+        reach = width + xs.most + back
+        pitch = up(xs.pitch(width, in_w, back) if width >= count_x else reach, align)
+        overhang = max(0, reach - pitch)
+        most = min(1 + (n - width) // pitch, count_y)
+        for height in {most, -(-count_y // -(-count_y // most))}:
+            rows = height + ys.most // shape.lanes
+            pixels = up(shape.lanes * rows * pitch + overhang, ITEM_PIXELS)
+            yield Area(1, height, width, pitch, rows, pixels, vector, copy, start)
+        used = (count_y - 1) * pitch + width
+        if shape.lanes > 1 or used > n:
+            continue
+        rows = ys.pitch(count_y, in_h, 0)
+        images = most_images(task, n, used, rows * pitch)
+        if images > 1:
+            over_rows = max(0, count_y + ys.most - rows)
+            pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
+            yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
+
+
+def raw_ring(
+    shape: Shape, area: Area, slice_blocks: int
+) -> tuple[tuple[int, int, int, int, int], int]:
+    """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
+    if area.copy != COPY_BOXES:
+        return (0, 0, 0, 0, 0), GATHER_BYTES
+    columns, rows = box_of(shape, area)
+    block = columns * rows * area.images * 16
+    blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
+    size = up(blocks * block, 128)
+    count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
+    return (columns, rows, blocks, size, count), size * count
