@@ -46,7 +46,9 @@ def records(problem: Problem) -> list[tuple[sm90.Shape, list[sm90.Job], sm90_til
     return result
 
 
-def compare(library: ctypes.CDLL, problem: Problem, record: tuple[int, ...], seed: int) -> None:
+def check_result(
+    library: ctypes.CDLL, problem: Problem, record: tuple[int, ...], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
     x = whole(problem.batch, problem.in_channels, *problem.in_size)
@@ -67,7 +69,7 @@ def test_the_kernel_computes_the_convolution(
     if problem.dtype == "float16":
         problem = replace(problem, dtype="bfloat16")
     shape, job_list, tiling = choose.choice(records(problem))
-    compare(library, problem, sm90.record(shape, job_list, tiling), choose.randrange(99))
+    check_result(library, problem, sm90.record(shape, job_list, tiling), choose.randrange(99))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -81,4 +83,4 @@ def test_warps_without_products_wait_for_each_other(library: ctypes.CDLL, seed: 
         if not tiling.alternate and tiling.slice_blocks == 2 and tiling.blocks == 2
     ]
     shape, job_list, tiling = chosen[seed % len(chosen)]
-    compare(library, problem, sm90.record(shape, job_list, tiling), seed)
+    check_result(library, problem, sm90.record(shape, job_list, tiling), seed)
