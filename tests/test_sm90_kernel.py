@@ -72,15 +72,36 @@ def test_the_kernel_computes_the_convolution(
     check_result(library, problem, sm90.record(shape, job_list, tiling), choose.randrange(99))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_warps_without_products_wait_for_each_other(library: ctypes.CDLL, seed: int) -> None:
-    """Most phases here have no taps. Nothing but a barrier keeps the warps of a consumer together
-    then, and one of them would sleep through two turns."""
-    problem = Problem.of(3, 22, 20, (2, 12), 2, (4, 3), 1, 2, 3, dtype="bfloat16")
+IDLE = {
+    "phases without taps": (
+        Problem.of(3, 37, 136, (4, 3), 2, (4, 3), dilation=2, tf32=True),
+        (128, 1, 2, 4),
+    ),
+    "one job of two without taps": (
+        Problem.of(3, 30, 180, (6, 8), 2, 4, dilation=2, dtype="bfloat16"),
+        (216, 1, 2, 4),
+    ),
+    "two slices a turn": (
+        Problem.of(3, 22, 20, (2, 12), 2, (4, 3), 1, 2, 3, dtype="bfloat16"),
+        (64, 2, 2, 6),
+    ),
+}
+"""Layers with jobs that multiply nothing, and the tiling (N, row blocks, channel blocks of a slice,
+weight stages) with which a kernel hangs that does not keep such a job's warps together."""
+
+
+@pytest.mark.parametrize("name", IDLE)
+@pytest.mark.parametrize("seed", range(4))
+def test_jobs_without_products_keep_up(library: ctypes.CDLL, name: str, seed: int) -> None:
+    """Nothing but a barrier keeps the warps of such a job together, and it must give every slot
+    back by itself; else one warp, or the loaders, wait for ever."""
+    problem, wanted = IDLE[name]
     chosen = [
         (shape, job_list, tiling)
         for shape, job_list, tiling in records(problem)
-        if not tiling.alternate and tiling.slice_blocks == 2 and tiling.blocks == 2
+        if (tiling.n, tiling.blocks, tiling.slice_blocks, tiling.stages) == wanted
+        and not tiling.alternate
     ]
-    shape, job_list, tiling = chosen[seed % len(chosen)]
-    check_result(library, problem, sm90.record(shape, job_list, tiling), seed)
+    assert chosen
+    for shape, job_list, tiling in chosen:
+        check_result(library, problem, sm90.record(shape, job_list, tiling), seed)

@@ -1740,7 +1740,7 @@ __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
 }
 
 struct Shared {
-  // Barriers, 8 bytes each; the first four are arrays.
+  // Barriers, 8 bytes each; each name is an array of them.
   uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
   int* columns;
   int* places;
@@ -3081,7 +3081,7 @@ struct BoxLoader {
 //   consumer 1 warps 8-11  the same
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
-// (few output channels), or one slice when both work on the same tile with different weights.
+// (few output channels), or some slices when both work on the same tile with different weights.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
