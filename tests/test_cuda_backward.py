@@ -134,13 +134,13 @@ def layer(cls: type[torch.nn.Module], **options: Any) -> tuple[torch.Tensor, tor
 def test_only_the_gradients_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     x, module = layer(upconv.ConvTranspose2d)
     asked: list[str] = []
-    record = ops.plans.record
+    plan_of = ops.plans.plan_of
 
-    def watched(key: list[int]) -> list[int]:
+    def watched(key: list[int]) -> object:
         asked.append(ops.plans.problem_of(key).direction)
-        return record(key)
+        return plan_of(key)
 
-    monkeypatch.setattr(ops.plans, "record", watched)
+    monkeypatch.setattr(ops.plans, "plan_of", watched)
     ops.clear_plans()
     module(x).sum().backward()
     assert "grad_weight" in asked

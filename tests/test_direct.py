@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import distance, poison
+from gpu_checks import distance, poison, serving
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import Case, cases
@@ -28,14 +28,24 @@ OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3
 THEIRS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
-def check(ndim: int, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, *rest: object):
+def check(
+    ndim: int,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    *rest: object,
+    must_serve: bool = True,
+) -> torch.Tensor:
     wide = [None if t is None else t.detach().double() for t in (x, w, b)]
     expected = THEIRS[ndim - 1](*wide, *rest)  # type: ignore[arg-type]
     with torch.no_grad(), ops.forced(direct.KERNEL):
         poison(expected.shape, x.dtype)
         y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
-    assert torch.equal(y, again), "two runs differ"
+        served = serving(ndim, x, w, b, *rest) == direct.KERNEL
+    # PyTorch, which has the calls that the kernel refuses, need not repeat itself.
+    assert torch.equal(y, again) or not served, "two runs differ"
+    assert served or not must_serve
     assert distance(y, expected) <= LIMIT[x.dtype]
     return y
 
@@ -53,7 +63,7 @@ def test_drawn_calls_equal_pytorch(ndim: int, data: st.DataObject) -> None:
     """Every dtype, groups, unbatched and empty batches, transposed, sliced, expanded operands."""
     case: Case = data.draw(cases(ndim))
     x, w, b = case.tensors("cuda")
-    check(ndim, x, w, b, *case.parameters)
+    check(ndim, x, w, b, *case.parameters, must_serve=False)
 
 
 LAYERS = {

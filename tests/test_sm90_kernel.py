@@ -45,7 +45,7 @@ def tilings(task: Task) -> list[tuple[Shape, list[sm90.Job], sm90_tiling.Tiling]
     return result
 
 
-def compare(
+def check_result(
     library: ctypes.CDLL, problem: Problem, direction: str, record: tuple[int, ...], seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def test_the_kernel_computes_the_convolution(
     if problem.dtype == "float16":
         problem = replace(problem, dtype="bfloat16")
     shape, job_list, tiling = choose.choice(tilings(TASKS[direction](problem)))
-    compare(library, problem, direction, sm90.record(shape, job_list, tiling), choose.randrange(99))
+    check_result(library, problem, direction, sm90.record(shape, job_list, tiling), choose.randrange(99))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -86,7 +86,7 @@ def test_warps_without_products_wait_for_each_other(library: ctypes.CDLL, seed: 
     )  # fmt: skip
     for shape, job_list, tiling in tilings(TASKS["forward"](problem)):
         if (tiling.n, tiling.alternate, tiling.slice_blocks, tiling.stages) == (80, False, 2, 4):
-            compare(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)
+            check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)
             return
     pytest.fail("the tiling is gone: choose another one")
 
@@ -103,7 +103,7 @@ def test_boxes_with_a_step_bring_every_plane(
         if found[2].area.copy == sm90_area.COPY_BOXES
     ]
     shape, job_list, tiling = min(chosen, key=lambda found: found[2].cycles)
-    compare(library, problem, direction, sm90.record(shape, job_list, tiling), 0)
+    check_result(library, problem, direction, sm90.record(shape, job_list, tiling), 0)
 
 
 def test_a_job_without_taps_in_a_plane_gives_its_slot_back(library: ctypes.CDLL) -> None:
@@ -112,7 +112,7 @@ def test_a_job_without_taps_in_a_plane_gives_its_slot_back(library: ctypes.CDLL)
     problem = Problem.of(1, 8, 64, (30, 2, 4), kernel, stride, padding, dtype="bfloat16")
     chosen = [found for found in tilings(TASKS["forward"](problem)) if not found[2].alternate]
     shape, job_list, tiling = min(chosen, key=lambda found: found[2].slots)
-    compare(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+    check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -123,4 +123,39 @@ def test_images_without_margins_are_long_rows(
     problem = Problem.of(3, 20, 24, size, 2, 2, dtype=dtype, tf32=True)
     chosen = [found for found in tilings(TASKS["forward"](problem)) if found[2].area.flat]
     for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
-        compare(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
+IDLE = {
+    "phases without taps": (
+        Problem.of(3, 37, 136, (4, 3), 2, (4, 3), dilation=2, tf32=True),
+        (128, 1, 2, 4),
+    ),
+    "one job of two without taps": (
+        Problem.of(3, 30, 180, (6, 8), 2, 4, dilation=2, dtype="bfloat16"),
+        (216, 1, 2, 4),
+    ),
+    "two slices a turn": (
+        Problem.of(3, 22, 20, (2, 12), 2, (4, 3), 1, 2, 3, dtype="bfloat16"),
+        (64, 2, 2, 6),
+    ),
+}
+"""Layers with jobs that multiply nothing, and the tiling (N, row blocks, channel blocks of a slice,
+weight stages) with which a kernel hangs that does not keep such a job's warps together."""
+
+
+@pytest.mark.parametrize("name", IDLE)
+@pytest.mark.parametrize("seed", range(4))
+def test_jobs_without_products_keep_up(library: ctypes.CDLL, name: str, seed: int) -> None:
+    """Nothing but a barrier keeps the warps of such a job together, and it must give every slot
+    back by itself; else one warp, or the loaders, wait for ever."""
+    problem, wanted = IDLE[name]
+    chosen = [
+        (shape, job_list, tiling)
+        for shape, job_list, tiling in tilings(TASKS["forward"](problem))
+        if (tiling.n, tiling.blocks, tiling.slice_blocks, tiling.stages) == wanted
+        and not tiling.alternate
+    ]
+    assert chosen
+    for shape, job_list, tiling in chosen:
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)

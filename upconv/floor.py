@@ -24,9 +24,9 @@ MATRIX = {"cpu": 1536, "cuda": 8192}
 COPIED_BYTES = {"cpu": 128 << 20, "cuda": 2 << 30}
 """Many times the caches."""
 SECONDS = {"cpu": 0.3, "cuda": 0.06}
-"""For each rate, at most. On a GPU as short as the cases are timed, since power slows longer runs:
-half a second of TF32 products gave 359 TFLOP/s on an H200 that does 421 in a short one, and a floor
-must not be too high."""
+"""For each rate, at most. On a GPU as short as the cases are timed: half a second of TF32 products
+gave 359 TFLOP/s on an H200 where 421 had been measured before, perhaps because power slows longer
+runs, and a floor must not be too high. What 0.06 s give has not been measured yet."""
 FEWEST_RUNS = 5
 
 

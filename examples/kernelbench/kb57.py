@@ -104,7 +104,7 @@ class _ConvTranspose(torch.autograd.Function):
 def _gradients(
     grad: _Any, x: _Any, weight: _Any, bias_size: _Any, options: _Any, wanted: _Any
 ) -> _Any:
-    """Gradients of x, weight and bias, those that are wanted. PyTorch computes them, for now."""
+    """Gradients of x, weight and bias, those that are wanted. PyTorch computes them."""
     stride, padding, output_padding, dilation, groups = options
     return torch.ops.aten.convolution_backward(
         grad,
@@ -2115,7 +2115,7 @@ __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
 }
 
 struct Shared {
-  // Barriers, 8 bytes each; the first four are arrays.
+  // Barriers, 8 bytes each; each name is an array of them.
   uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
   int* columns;
   int* places;
@@ -3622,7 +3622,7 @@ __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& sh
 //   consumer 1 warps 8-11  the same
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
-// (few output channels), or one slice when both work on the same tile with different weights.
+// (few output channels), or some slices when both work on the same tile with different weights.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another

@@ -52,7 +52,7 @@ class _ConvTranspose(torch.autograd.Function):
 def _gradients(
     grad: _Any, x: _Any, weight: _Any, bias_size: _Any, options: _Any, wanted: _Any
 ) -> _Any:
-    """Gradients of x, weight and bias, those that are wanted. PyTorch computes them, for now."""
+    """Gradients of x, weight and bias, those that are wanted. PyTorch computes them."""
     stride, padding, output_padding, dilation, groups = options
     return torch.ops.aten.convolution_backward(
         grad,

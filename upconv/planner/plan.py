@@ -25,8 +25,10 @@ SERVED = {sm90.KERNEL: ("forward", "grad_input"), sm90_wgrad.KERNEL: ("grad_weig
 """The directions of the kernels that do not compute the forward pass alone."""
 
 PROVEN = {(sm90.KERNEL, "forward"): ((9, 0),), (mma.KERNEL, "forward"): ((9, 0),)}
-"""GPU kernels, by direction, and the compute capabilities on which their present form was seen to
-be right. All others are on trial: they serve only where they are asked for by name."""
+"""GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
+they were seen to be right on a GPU, in a form from which the present one differs by mends that the
+CPU tests cover (docs/notes/2026-11-15-hopper-turns.md). All others are on trial: they serve only
+where they are asked for by name."""
 
 
 def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:

@@ -180,7 +180,8 @@ std::optional<Tensor> run(const Stack& stack) {
     return std::nullopt;
   }
   const PlanPointer plan = plan_for(plan_cache(), key, stack, record_complete);
-  // An unbatched input can only owe channels_last to its weight; PyTorch's answer is contiguous.
+  // An unbatched input can only owe channels_last to its weight; the strides of PyTorch's answer
+  // then depend on its backend.
   const bool unbatched = call.input.dim() == N + 1;
   if (plan->kernel == kAten || (unbatched && key[kKeyChannelsLast])) return std::nullopt;
   return run_kernel<N>(*kernel_of(*plan), key, plan, call);

@@ -80,7 +80,7 @@ __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
 }
 
 struct Shared {
-  // Barriers, 8 bytes each; the first four are arrays.
+  // Barriers, 8 bytes each; each name is an array of them.
   uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
   int* columns;
   int* places;

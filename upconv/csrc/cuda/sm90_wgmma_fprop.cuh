@@ -20,7 +20,7 @@
 //   consumer 1 warps 8-11  the same
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
-// (few output channels), or one slice when both work on the same tile with different weights.
+// (few output channels), or some slices when both work on the same tile with different weights.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
