@@ -24,11 +24,16 @@ KERNELS = {
 SERVED = {sm90.KERNEL: ("forward", "grad_input"), sm90_wgrad.KERNEL: ("grad_weight",)}
 """The directions of the kernels that do not compute the forward pass alone."""
 
-PROVEN = {(sm90.KERNEL, "forward"): ((9, 0),), (mma.KERNEL, "forward"): ((9, 0),)}
+PROVEN = {
+    (sm90.KERNEL, "forward"): ((9, 0),),
+    (sm90.KERNEL, "grad_input"): ((9, 0),),
+    (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (direct.KERNEL, "forward"): ((9, 0),),
+    (mma.KERNEL, "forward"): ((9, 0),),
+}
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
-they were seen to be right on a GPU, in a form from which the present one differs by mends that the
-CPU tests cover (docs/notes/2026-11-15-hopper-turns.md). All others are on trial: they serve only
-where they are asked for by name."""
+their tests passed on a GPU. Elsewhere they are on trial and serve only where they are asked for by
+name."""
 
 
 def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
