@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from upconv import plans
@@ -33,3 +36,13 @@ def distance(y: torch.Tensor, expected: torch.Tensor) -> float:
 def poison(shape: torch.Size, dtype: torch.dtype) -> None:
     """Leaves NaNs in the memory that the next allocation of this size will get."""
     torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+
+
+@contextmanager
+def allocations() -> Iterator[list[int]]:
+    """How often memory was asked for meanwhile, and how many bytes in all, as they were asked for."""
+    names = ("allocation.all.allocated", "requested_bytes.all.allocated")
+    taken = [-torch.cuda.memory_stats()[name] for name in names]
+    yield taken
+    for index, name in enumerate(names):
+        taken[index] += torch.cuda.memory_stats()[name]

@@ -147,8 +147,8 @@ def test_calls_that_cannot_be_served_say_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(RuntimeError, match=words.replace("(", r"\(")):
             model(bad)
-    with pytest.raises(RuntimeError, match="groups = 4"):
-        context["ModelNew"](64, 64, 3, groups=4).cuda()(x)
+    with pytest.raises(RuntimeError, match="in_channels of a group = 4"):
+        context["ModelNew"](64, 64, 3, groups=16).cuda()(x)
     precision = torch.backends.cudnn.conv.fp32_precision
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     try:
