@@ -96,6 +96,10 @@ void store_shared(uint32_t at, T v) {
 }
 inline void fence_async_proxy() {}
 
+template <typename T>
+inline T pinned(T value) {
+  return value;
+}
 inline uint32_t round_to_tf32(uint32_t bits) { return (bits + 0x1000) & 0xffffe000; }
 template <int>
 void give_registers() {}

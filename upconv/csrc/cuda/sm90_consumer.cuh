@@ -182,13 +182,12 @@ struct Consumer {
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int count = min(p.turn_slices, left);
-      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, count);
-      left -= count;
+      const int rest = max(left - p.turn_slices, 0);  // after this turn
+      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
       begin_turn();
-      if (!count) keep_together();
-      for (int i = 0; i < count; ++i) {
+      if (!left) keep_together();
+      for (; left > rest; --left) {
         multiply_slice(lists);
         if (++slice == p.slices) {
           slice = 0;
@@ -467,7 +466,7 @@ struct Consumer {
 
   // Moves past a whole unit of the other consumer.
   __device__ __forceinline__ void skip_unit(int unit) {
-    const int group = unit % p.job_groups;
+    const int group = group_of(p, unit);
     skip_stages(p.job[group].steps);
     skip_slots(slices_of(p, group));
   }
@@ -476,7 +475,7 @@ struct Consumer {
     const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
     for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
       if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
-      const int group = unit % p.job_groups;
+      const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       store(job, Unit(p, unit));

@@ -91,7 +91,7 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
     } while (planes == 0);

@@ -161,6 +161,11 @@ __host__ __device__ inline int unit_count(const Sm90Params& p) {
   return p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x * p.conv_groups * p.job_groups;
 }
 
+// The job group of a unit.
+__device__ __forceinline__ int group_of(const Sm90Params& p, int unit) {
+  return p.job_groups > 1 ? unit % p.job_groups : 0;
+}
+
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
 __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
   return p.alternate ? group : 2 * group + c;

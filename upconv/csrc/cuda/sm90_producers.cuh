@@ -11,33 +11,40 @@ namespace upconv {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
+  const int units, stages;
+  const uint32_t ring;
   int unit, stage = 0;
   uint32_t parity = 1;
   // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
   int slices = 0, slice = 0;
   const int* visit = nullptr;
-  int turn = 0;            // whose turn comes next
-  int left = 0;            // weight blocks of this turn
-  const uint4* source[2];  // what each consumer needs next
+  int turn = 0;  // whose turn comes next
+  int left = 0;  // weight blocks of this turn
+  // What each consumer needs next. Two pointers, not an array: that would lie in local memory.
+  const uint4 *first = nullptr, *second = nullptr;
 
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), unit(blockIdx.x) {
+      : p(p),
+        shared(shared),
+        units(ptx::pinned(unit_count(p))),
+        stages(ptx::pinned(p.stages)),
+        ring(ptx::pinned(shared.weights)),
+        unit(blockIdx.x) {
     begin_unit();
     find();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   __device__ __forceinline__ void begin_unit() {
-    const int group = unit % p.job_groups;
-    const int64_t first = static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const Sm90Job& job = p.job[job_of(p, group, c)];
-      source[c] = p.w + (first + job.weights) * (kStageBytes / 16);
-    }
+    const int group = group_of(p, unit);
+    const int64_t skipped =
+        p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
+    const Sm90Job& job = p.job[job_of(p, group, 0)];
+    first = p.w + (skipped + job.weights) * (kStageBytes / 16);
+    second = p.w + (skipped + p.job[job_of(p, group, 1)].weights) * (kStageBytes / 16);
     slices = slices_of(p, group);
     slice = 0;
-    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
+    visit = shared.visits + job.visit * kVisitWords;
   }
 
   // The next turn that has weights.
@@ -62,11 +69,12 @@ struct WeightFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    const uint4*& from = turn ? source[0] : source[1];  // `turn` is one ahead
     ptx::barrier_arrive_expect(full, kStageBytes);
-    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
-    from += kStageBytes / 16;
-    if (++stage == p.stages) stage = 0, parity ^= 1;
+    const uint4* from = turn ? first : second;  // `turn` is one ahead
+    ptx::bulk_copy(ring + stage * kStageBytes, from, kStageBytes, full);
+    first += turn ? kStageBytes / 16 : 0;
+    second += turn ? 0 : kStageBytes / 16;
+    if (++stage == stages) stage = 0, parity ^= 1;
     if (--left == 0) find();
   }
 };
@@ -88,6 +96,7 @@ struct BoxFeed {
   const Shared& shared;
   const CUtensorMap& map;
   const int block_channels;
+  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a box
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -96,16 +105,24 @@ struct BoxFeed {
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map, int block_channels)
-      : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
-    if (p.copy != kCopyBoxes) unit = unit_count(p);
+      : p(p),
+        shared(shared),
+        map(map),
+        block_channels(block_channels),
+        units(ptx::pinned(p.copy == kCopyBoxes ? unit_count(p) : 0)),
+        blocks(ptx::pinned(p.slices * p.slice_blocks)),
+        chunks(ptx::pinned(p.raw_chunks)),
+        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
+        chunk_bytes(ptx::pinned(p.raw_bytes)),
+        unit(blockIdx.x) {
     begin_unit();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   // From `unit` on, the first one that reads anything.
   __device__ __forceinline__ void begin_unit() {
     for (; live(); unit += gridDim.x) {
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
       if (planes) break;
@@ -125,12 +142,12 @@ struct BoxFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk;
-    ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
+    ptx::barrier_arrive_expect(full, bytes);
     const int channel = block * block_channels;
-    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, z, channel, image, full);
-    if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
+    ptx::box_copy(shared.raw + chunk * chunk_bytes, map, x, y, z, channel, image, full);
+    if (++chunk == chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
-    if (block < p.slices * p.slice_blocks) return;
+    if (block < blocks) return;
     block = 0;
     if (--planes) {
       visit += kVisitWords;
@@ -168,16 +185,25 @@ struct BoxLoader {
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
-  const uint32_t channel_step;  // bytes
-  int places;                   // of this thread
-  int source[kMost];            // bytes into the box, -1: zeros
+  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const int raw_blocks;
+  // Every thread has as many places; those past the tile are read anywhere and not written, those
+  // that pad it to 4 pixels are written and never used.
+  int source[kMost];  // bytes into the box
+
+  __device__ __forceinline__ static int places(const Sm90Params& p) {
+    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
+  }
 
   __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), channel_step(p.raw_w * p.raw_h * sizeof(Element)), places(0) {
+      : p(p),
+        shared(shared),
+        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
+        block_step(ptx::pinned(p.block_pitch * 16)),
+        raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      if (pixel < p.pixels) places = i + 1;
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
@@ -185,23 +211,21 @@ struct BoxLoader {
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
       const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
                      static_cast<int>(sizeof(Element));
-      source[i] = lane < p.lanes ? at : -1;
+      source[i] = lane < p.lanes ? at : 0;
     }
   }
 
   // One pixel, or two of 16 bits, of every channel at one place of the box.
-  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t from) const {
 #pragma unroll
-    for (int c = 0; c < kE; ++c) {
-      v[c] = 0;
+    for (int c = 0; c < kE; ++c, from += channel_step) {
       if constexpr (kStep) {
-        unsigned short low = 0, high = 0;
-        const uint32_t from = box + at + c * channel_step;
-        if (at >= 0) ptx::load_shared(low, from);
-        if (at >= 0) ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        unsigned short low, high;
+        ptx::load_shared(low, from);
+        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
         v[c] = low | static_cast<uint32_t>(high) << 16;
       } else {
-        if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+        ptx::load_shared(v[c], from);
       }
     }
   }
@@ -224,87 +248,100 @@ struct BoxLoader {
     }
   }
 
-  // kBlocks channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
-  // overlap; 2 where a place takes two reads.
+  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
+  // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t target) const {
-    static_assert(kBlocks * kPlaces == (kStep ? 2 : 4), "registers");
-    uint32_t v[kBlocks][kPlaces][kE];
+  __device__ __forceinline__ void place(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kRoom = (kStep ? 16 : 32) / kE / kBlocks;
+    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
 #pragma unroll
-    for (int first = 0; first < kMost; first += kPlaces) {
-      if (first >= places) break;
+    for (int first = 0; first < kPlaces; first += kTogether) {
+      uint32_t v[kBlocks][kTogether][kE];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          read(v[b][i - first], box + b * kE * channel_step + source[i]);
         }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            write(v[b][i], target + b * p.block_pitch * 16, first + i);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          if (i + 1 < kPlaces || last) write(v[b][i - first], target + b * block_step, i);
         }
     }
   }
 
-  // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target) const {
-    const int blocks = kStep || places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
-    for (int i = 0; i < p.raw_blocks; i += blocks) {
-      if constexpr (kStep) {
-        place<1, 2>(box, target);
-      } else if (blocks == 1) {
-        place<1, 4>(box, target);
-      } else if (blocks == 2) {
-        place<2, 2>(box, target);
-      } else {
-        place<4, 1>(box, target);
-      }
-      box += blocks * kE * channel_step;
-      target += blocks * p.block_pitch * 16;
+  // All channel blocks of a box, several at a time where a thread has few places.
+  template <int kPlaces>
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kBlocks = kStep || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
+    int left = raw_blocks;
+    for (; left >= kBlocks; left -= kBlocks) {
+      place<kBlocks, kPlaces>(box, target, last);
+      box += kBlocks * kE * channel_step;
+      target += kBlocks * block_step;
+    }
+    for (; kBlocks > 1 && left > 0; --left) {
+      place<1, kPlaces>(box, target, last);
+      box += kE * channel_step;
+      target += block_step;
     }
   }
 
+  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
+  // place cost more than its reads.
+  template <int kPlaces>
   __device__ __forceinline__ void run() const {
     int chunk = 0, slot = 0;
     uint32_t chunk_parity = 0, slot_parity = 1;
     const bool speaker = threadIdx.x % 32 == 0;
-    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
+    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
+    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
+    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       const int* visit = shared.visits + job.visit * kVisitWords;
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
         const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
         for (int slices = p.slices; slices > 0; --slices) {
           ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
           uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+          for (int box = boxes; box > 0; --box) {
             ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * p.raw_bytes + phase, target);
-            target += p.raw_blocks * p.block_pitch * 16;
+            place_box<kPlaces>(shared.raw + chunk * chunk_bytes + phase, target, last);
+            target += raw_blocks * block_step;
             __syncwarp();
             if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
           }
           ptx::fence_async_proxy();
           __syncwarp();
           if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+          if (++slot == slots) slot = 0, slot_parity ^= 1;
         }
       }
     }
   }
 };
 
+template <typename Loader, int kPlaces = 1>
+__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
+  if (Loader::places(p) == kPlaces) {
+    loader.template run<kPlaces>();
+  } else if constexpr (kPlaces < Loader::kMost) {
+    run_loader<Loader, kPlaces + 1>(p, loader);
+  }
+}
+
 template <typename Operand>
 __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
   if constexpr (sizeof(typename Operand::Element) == 2) {
-    if (p.in_step_x > 1) return BoxLoader<Operand, true>(p, shared).run();
+    if (p.in_step_x > 1) return run_loader(p, BoxLoader<Operand, true>(p, shared));
   }
-  BoxLoader<Operand, false>(p, shared).run();
+  run_loader(p, BoxLoader<Operand, false>(p, shared));
 }
 
 }  // namespace upconv
