@@ -12,7 +12,7 @@ PYTEST_FLAGS ?= -n 2
 BIN := $(VENV)/bin
 CPP_FILES := $(shell find upconv/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test check pytest format bench-cpu clean
+.PHONY: demo test check pytest format bench-cpu export-examples clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -26,7 +26,7 @@ check: $(VENV)/.test
 	$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 	$(BIN)/mypy
 
-pytest: $(VENV)/.test
+pytest: $(VENV)/.test $(VENV)/.browser
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 format: $(VENV)/.test
@@ -34,10 +34,21 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/clang-format -i $(CPP_FILES)
 
+# The plot of the README, from the committed results of the GPU; PLOT= names other files.
+.PHONY: readme-plot
+PLOT ?= $(wildcard benchmarks/results/h200-forward-*.json)
+readme-plot: $(VENV)/.test
+	$(BIN)/python benchmarks/readme_plot.py $(PLOT)
+
 # The CPU table of the README: measures every 2-D case, then writes the table.
 bench-cpu: $(VENV)/.test
 	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --out benchmarks/results/cpu-2threads.json
 	$(BIN)/python benchmarks/readme_table.py
+
+# The exported files under examples/kernelbench, each from the reference beside it.
+export-examples: $(VENV)/.test
+	for case in kb57 kb65 kb69; do $(BIN)/upconv export examples/kernelbench/$${case}_reference.py \
+	  --force -o examples/kernelbench/$$case.py || exit 1; done
 
 # torch first and pinned: left to choose, pip takes the newest build with all its CUDA packages.
 # numpy because torch warns at its first use when there is none.
@@ -53,6 +64,10 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==$(TORCH)" -e '.[test]'
+	touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	tools/install_browser.sh $(BIN)/python
 	touch $@
 
 clean:

@@ -117,6 +117,8 @@ def fill(plan: Plan, x: np.ndarray, o: int, y: int, q: int, piece: int) -> np.nd
     if plan.copy == 1 and plan.operand:
         starts = ((q + plan.shift_x) % 2, plan.in_w % 2)
         assert starts == (0, 0), "4 bytes are two pixels"
+    if plan.copy == 3:
+        return fill_from_boxes(plan, x, (o, y, q), piece, elements)
     tile = np.full((plan.slice_blocks, plan.plane + 256, elements), np.nan)
     for pixel in range(plan.pixels):
         row, column = divmod(pixel, plan.pitch)
@@ -138,6 +140,52 @@ def fill(plan: Plan, x: np.ndarray, o: int, y: int, q: int, piece: int) -> np.nd
     return tile
 
 
+def fill_from_boxes(
+    plan: Plan, x: np.ndarray, where: tuple[int, int, int], piece: int, elements: int
+) -> np.ndarray:
+    """The same through TMA boxes: one channel block of the tile each, zeros outside the image."""
+    assert not plan.channels_last
+    assert plan.in_w % elements == 0, "rows of the tensor start on 16 bytes"
+    assert plan.raw_w % elements == 0, "rows of a box are whole 16 bytes"
+    assert max(plan.raw_w, plan.raw_h, plan.tile_o) <= 256
+    size = plan.raw_w * plan.raw_h * plan.tile_o * plan.raw_blocks * 16
+    assert plan.slice_blocks % plan.raw_blocks == 0
+    assert size <= plan.raw_bytes
+    assert plan.raw_bytes % 128 == 0
+    assert plan.raw_chunks >= 2
+    o, y, q = where[0], where[1] * plan.in_step_y + plan.shift_y, where[2] * plan.in_step_x
+    q += plan.shift_x
+    late = q % elements  # boxes begin on 16 bytes
+    q -= late
+    assert plan.operand == 0 or late % 2 == 0, "two pixels of 16 bits are read together"
+    tile = np.full((plan.slice_blocks, plan.plane + 256, elements), np.nan)
+    margin = 300
+    padded = np.pad(x, ((0, plan.tile_o), (0, 64 * elements), (margin, margin), (margin, margin)))
+    for block in range(plan.slice_blocks):
+        within = block % plan.raw_blocks
+        channel = (piece * plan.slice_blocks + block - within) * elements
+        channels = plan.raw_blocks * elements
+        box = np.zeros((plan.tile_o, channels, plan.raw_h, plan.raw_w))
+        part = padded[
+            o : o + plan.tile_o,
+            channel : channel + channels,
+            y + margin : y + margin + plan.raw_h,
+            q + margin : q + margin + plan.raw_w,
+        ]
+        box[: part.shape[0], : part.shape[1]] = part
+        flat = box.reshape(-1)
+        for pixel in range(plan.pixels):
+            row, column = divmod(pixel, plan.pitch)
+            image, row = divmod(row, plan.rows)
+            lane, image = divmod(image, plan.tile_o)
+            at = (image * channels + within * elements) * plan.raw_h + row * plan.in_step_y + lane
+            for e in range(elements):
+                index = (at + e * plan.raw_h) * plan.raw_w + column + late
+                assert column + late < plan.raw_w
+                tile[block, pixel, e] = flat[index] if lane < plan.in_step_y else 0
+    return tile
+
+
 def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """The output; every element that no store reaches stays NaN, every double store is an error."""
     plan = Plan(record)
@@ -150,11 +198,10 @@ def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.nda
             for column in range(0, plan.tiles_x * plan.tile_w, plan.tile_w):
                 tiles = [fill(plan, x, o, row, column, s) for s in range(plan.slices)]
                 for unit in range(plan.groups):
-                    for consumer in range(2):
-                        index = unit if plan.split_pixels else 2 * unit + consumer
+                    for index in [unit] if plan.alternate else [2 * unit, 2 * unit + 1]:
                         job = plan.jobs[index]
-                        d = accumulate(plan, job, tiles, packed, consumer, elements)
-                        store(plan, job, d, (o, row, column), consumer, bias, y, written)
+                        d = accumulate(plan, job, tiles, packed, elements)
+                        store(plan, job, d, (o, row, column), bias, y, written)
     assert written.max() <= 1, "an output was stored twice"
     check_vectors(plan)
     return y
@@ -168,12 +215,12 @@ def check_vectors(plan: Plan) -> None:
     span = plan.out_step_x
     if span > 1:
         assert all(job["interleave"] and job["columns"] == (1 << span) - 1 for job in plan.jobs)
-    for length in (plan.out_w, plan.tile_w * span, plan.pitch * span, plan.split_pixels * span):
+    for length in (plan.out_w, plan.tile_w * span, plan.pitch * span):
         assert length % plan.vector == 0
 
 
 def accumulate(
-    plan: Plan, job: dict[str, Any], tiles: list[np.ndarray], packed: np.ndarray, c: int, e: int
+    plan: Plan, job: dict[str, Any], tiles: list[np.ndarray], packed: np.ndarray, e: int
 ) -> np.ndarray:
     d = np.zeros((plan.job_blocks, ROWS, plan.tile_n))
     block = job["weights"]
@@ -183,7 +230,7 @@ def accumulate(
         for j in range(plan.job_blocks):
             for part in steps(*plan.kinds[job["kind"][j]]["range"]):
                 for k, i in enumerate(part):
-                    first = c * plan.split_pixels + plan.pairs[i]["offset"]
+                    first = plan.pairs[i]["offset"]
                     halves = [flat[first + h * plan.plane :][: plan.tile_n] for h in range(2)]
                     operand = np.concatenate(halves, axis=1)
                     weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
@@ -197,14 +244,12 @@ def store(
     job: dict[str, Any],
     d: np.ndarray,
     where: tuple[int, int, int],
-    c: int,
     bias: np.ndarray,
     y: np.ndarray,
     written: np.ndarray,
 ) -> None:
-    limit = plan.split_pixels or plan.tile_n
-    for n in range(min(limit, plan.tile_n)):
-        row, column = divmod(c * plan.split_pixels + n, plan.pitch)
+    for n in range(plan.tile_n):
+        row, column = divmod(n, plan.pitch)
         image, row = divmod(row, plan.rows)
         if column >= plan.tile_w or row >= plan.tile_h or image >= plan.tile_o:
             continue

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from upconv import accuracy, bench, contenders, tables
-from upconv.bench import Row, Settings, Timing, fit_batch, measure, summary, turns
+from upconv import accuracy, bench, contenders, floor, gradients, stopwatch, tables
+from upconv.bench import Kind, Row, Settings, Timing, fit_batch, measure, summary
 from upconv.cases import Case
 from upconv.planner import Problem
 
@@ -28,7 +28,7 @@ def test_a_case_from_end_to_end(dtype: str) -> None:
     assert row.correct, row
     assert row.failure == ""
     assert set(row.times) == set(row.errors) == {"torch", "upconv"}
-    assert all(timing.runs >= bench.FEWEST_RUNS for timing in row.times.values())
+    assert all(timing.runs >= stopwatch.FEWEST_RUNS for timing in row.times.values())
     assert all(t.fastest <= t.low <= t.median <= t.high for t in row.times.values())
 
 
@@ -51,15 +51,17 @@ def test_on_the_gpu() -> None:
 
 
 @pytest.mark.gpu
-def test_scratch_is_what_is_neither_input_nor_output() -> None:
-    x = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-
-    def doubled_by_way_of_a_copy() -> Tensor:
-        copy = x.clone()
-        return copy + copy
-
-    assert bench.scratch_bytes(doubled_by_way_of_a_copy) == x.nbytes
-    assert bench.scratch_bytes(lambda: x + x) == 0
+@pytest.mark.parametrize("dtype", ["tf32", "float32", "bfloat16"])
+def test_gradients_on_the_gpu(dtype: str) -> None:
+    """The switch that makes float32 strict is back where it was after the row."""
+    before = torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    settings = replace(QUICK, device="cuda", dtype=dtype, direction="backward")
+    row = measure(TINY, replace(settings, against=("default", "benchmark", "channels_last")))
+    assert row.correct, row
+    assert set(row.times) == set(row.scratch) == set(row.gradients)
+    assert torch.backends.cudnn.conv.fp32_precision == before  # type: ignore[attr-defined]
+    strict = measure(TINY, replace(settings, dtype="float32"))
+    assert strict.errors["torch"] < 1e-5
 
 
 def test_every_way_of_calling_pytorch_on_the_cpu() -> None:
@@ -71,6 +73,74 @@ def test_every_way_of_calling_pytorch_on_the_cpu() -> None:
     assert max(row.errors.values()) <= row.limit
     fastest = min(row.times[name].median for name in timed - {"upconv"})
     assert row.ratio == fastest / row.times["upconv"].median
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_gradients_from_end_to_end(ndim: int) -> None:
+    case = Case("tiny", 2, 4, 6, (5,) * ndim, (3,) * ndim, 2, 1, 1, 1, 2)
+    row = measure(case, replace(QUICK, direction="backward", against=("default", "compile")))
+    assert row.correct, row
+    assert row.kind == Kind("float32", "contiguous", "backward")
+    assert set(row.times) == set(row.errors) == {"torch", "compile", "upconv"}
+    assert all(set(parts) == set(gradients.NAMES) for parts in row.gradients.values())
+    for name, parts in row.gradients.items():
+        assert row.errors[name] == max(parts.values())
+    assert Row.from_dict(json.loads(json.dumps(row.as_dict(), allow_nan=False))) == row
+
+
+@pytest.mark.parametrize("part", gradients.NAMES)
+def test_one_wrong_gradient_is_found_and_not_timed(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Its value is right in the forward pass: only the gradient is off, by a tenth."""
+
+    def off_in_one_gradient(*arguments: object) -> Tensor:
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        index = gradients.NAMES.index(part)
+        tensors[index] = 1.1 * tensors[index] - 0.1 * tensors[index].detach()
+        return accuracy.TORCH_OPERATORS[2](*tensors, *arguments[3:])
+
+    monkeypatch.setattr(accuracy, "upconv_operator", lambda ndim: off_in_one_gradient)
+    assert measure(TINY, QUICK).correct
+    row = measure(TINY, replace(QUICK, direction="backward"))
+    assert not row.correct
+    assert row.times == {}
+    assert tables.verdict(row).startswith("WRONG: error")
+    assert f"in the gradient of the {part}" in tables.verdict(row)
+    assert row.wrong("torch") == ""
+
+
+def test_the_floor_is_in_the_row() -> None:
+    rates = floor.Rates(flop_per_s=1e9, byte_per_s=1e15)
+    for direction, passes in (("forward", 1), ("backward", 2)):
+        row = measure(TINY, replace(QUICK, direction=direction), rates=rates)
+        assert row.floor_ms is not None
+        assert isclose(row.floor_ms, passes * row.problem.flops / 1e9 * 1e3)
+        for name, timing in row.times.items():
+            assert isclose(row.share_of_floor[name], row.floor_ms / timing.median)
+            assert isclose(row.rates[name]["tflop_per_s"], row.share_of_floor[name] * 1e-3)
+        assert tables.floor_text(row).endswith("%")
+    assert tables.floor_text(measure(TINY, QUICK)) == "-"
+
+
+def test_the_commit_is_told_or_found() -> None:
+    assert bench.report([], replace(QUICK, commit="abc"))["environment"]["commit"] == "abc"
+    found = bench.report([], QUICK)["environment"]["commit"]
+    there = (Path(__file__).parent.parent / ".git").exists()
+    assert (found is not None) == there
+
+
+def test_kinds_do_not_mix() -> None:
+    """The geometric mean is one of rows that compare: each kind has a table of its own."""
+    problem = TINY.problem(tf32=True)
+    rows = [row_with("a", 8, 1), replace(row_with("a", 1, 2), problem=problem)]
+    kinds = [Kind("float32", "contiguous", "forward"), Kind("tf32", "contiguous", "forward")]
+    assert list(bench.by_kind(rows)) == kinds
+    results = bench.report(rows, QUICK)
+    assert [found["worst"] for found in results["summaries"]] == [8.0, 0.5]
+    text = tables.markdown(results)
+    assert text.count("| case |") == 2
+    assert "; tf32, contiguous, forward;" in text
 
 
 def test_rates_are_work_by_time() -> None:
@@ -177,18 +247,14 @@ def test_the_batch_is_cut_until_a_call_is_short(monkeypatch: pytest.MonkeyPatch)
     batches: list[int] = []
 
     def seconds(call: object) -> float:
-        size = call().shape[0]  # type: ignore[operator]
+        size = call()[0].shape[0]  # type: ignore[operator]
         batches.append(size)
         return 0.3 * size
 
-    monkeypatch.setattr(bench, "seconds_of", seconds)
+    monkeypatch.setattr(stopwatch, "seconds_of", seconds)
     assert fit_batch(replace(TINY.problem(), batch=24)).batch == 3
     assert max(batches) <= 6  # the full batch was never run
     assert fit_batch(replace(TINY.problem(), batch=1)).batch == 1
-
-
-def test_contenders_take_turns() -> None:
-    assert list(turns(["a", "b"], 3)) == ["a", "b", "b", "a", "a", "b"]
 
 
 def row_with(case: str, torch_ms: float, upconv_ms: float) -> Row:

@@ -66,6 +66,7 @@ def stopped_after_one_case(command: list[str], path: Path) -> subprocess.Complet
 def test_stopped_by_ctrl_c_and_resumed(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     words = ["dcgan1", "hifigan1_1d", "kb72_3d", "--batch", "1", "--threads", "1", *QUICK]
+    words += ["--direction", "both"]
     command = [sys.executable, "-m", "upconv", "bench", *words, "--out", str(path)]
     stopped = stopped_after_one_case(command, path)
     assert stopped.returncode == 130, stopped.stderr
@@ -74,18 +75,21 @@ def test_stopped_by_ctrl_c_and_resumed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [path.name]
     before = read(path)
     assert not before["complete"]
-    assert 1 <= len(before["rows"]) < 3
+    assert 1 <= len(before["rows"]) < 6
 
     done = subprocess.run(
         [*command, "--resume"], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     kept = len(before["rows"])
-    assert f"{path} holds {kept} cases; {3 - kept} to measure" in done.stderr
+    assert f"{path} holds {kept} rows; {6 - kept} to measure" in done.stderr
     after = read(path)
     assert after["complete"]
-    assert [row["case"] for row in after["rows"]] == words[:3]
+    assert [row["case"] for row in after["rows"]] == 2 * words[:3]
+    directions = [row["direction"] for row in after["rows"]]
+    assert directions == 3 * ["forward"] + 3 * ["backward"]
     assert after["rows"][:kept] == before["rows"]
+    assert after["machine_rates"] == before["machine_rates"]
 
 
 def stop(*given: object) -> bench.Row:
@@ -125,9 +129,29 @@ def test_resume_measures_only_what_is_missing(
     assert again["complete"]
     assert again["rows"] == first["rows"]
     capsys.readouterr()
-    assert run(*LAYER, *QUICK, *out, "--dtype", "float64") == 2
-    assert "dtype float32 there, float64 now" in capsys.readouterr().err
+    assert run(*LAYER, *QUICK, *out, "--against", "channels_last") == 2
+    assert "against ['default'] there, ['channels_last'] now" in capsys.readouterr().err
     assert read(tmp_path / "results.json") == again
+
+
+def test_rows_of_another_kind_are_added_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    assert run(*LAYER, *QUICK, "--out", str(path), "--commit", "abc") == 0
+    more = ["--dtype", "float64,float32", "--direction", "both", "--layout", "channels_last"]
+    more += ["--commit", "def"]
+    assert run(*LAYER, *QUICK, *more, "--out", str(path), "--resume") == 0
+    results = read(path)
+    assert results["environment"]["commit"] == "abc and def"
+    kinds = [(one["dtype"], one["layout"], one["direction"]) for one in results["summaries"]]
+    assert kinds == [
+        ("float32", "contiguous", "forward"),
+        ("float64", "channels_last", "forward"),
+        ("float64", "channels_last", "backward"),
+        ("float32", "channels_last", "forward"),
+        ("float32", "channels_last", "backward"),
+    ]
+    assert set(results["machine_rates"]) == {"float32", "float64"}
+    assert all(row["floor_ms"] > 0 for row in results["rows"])
 
 
 def with_times(results: dict[str, Any], factor: float) -> dict[str, Any]:
@@ -170,6 +194,7 @@ def test_results_are_shown_again(capsys: Capture) -> None:
         (["kb69", "--resume"], "--resume goes on with the file of --out"),
         (["kb69", "--csv", "/no/such/folder/a.csv"], "folder does not exist"),
         (["kb69", "--out", "/dev/null"], "is not a plain file"),
+        (["kb69", "--device", "cpu", "--dtype", "tf32"], "tf32 is for GPUs only"),
         (["kb69", "--batch", "0"], "--batch must be at least 1"),
         (["kb69", "--against", "benchmark", "--device", "cpu"], "for GPUs only; add default"),
         (["kb69", "--compare", "/no/such/file.json"], "cannot read /no/such/file.json"),
@@ -184,9 +209,16 @@ def test_bad_usage_gets_words_and_code_2(capsys: Capture, words: list[str], mess
     assert message in error
 
 
-def test_a_way_that_there_is_not(capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--against", "default,jax", "'jax' is none of default, benchmark, channels_last, compile"),
+        ("--dtype", "int8", "'int8' is none of tf32, float32, float64, bfloat16, float16"),
+        ("--layout", "contiguous,", "'' is none of contiguous, channels_last"),
+    ],
+)
+def test_what_there_is_not(capsys: Capture, option: str, value: str, message: str) -> None:
     with pytest.raises(SystemExit) as exit_info:
-        run("--against", "default,jax")
+        run(option, value)
     assert exit_info.value.code == 2
-    message = "'jax' is none of default, benchmark, channels_last, compile"
     assert message in capsys.readouterr().err

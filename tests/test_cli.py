@@ -156,7 +156,7 @@ def test_bench_stopped_by_the_user_keeps_what_it_has(
 
     measured: list[str] = []
 
-    def measure(case: object, settings: object, say: object) -> bench.Row:
+    def measure(case: object, *given: object) -> bench.Row:
         if measured:
             raise KeyboardInterrupt
         measured.append(case.name)  # type: ignore[attr-defined]

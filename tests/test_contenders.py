@@ -10,6 +10,7 @@ from torch import Tensor
 
 from upconv import accuracy, contenders
 from upconv.contenders import contender, peers
+from upconv.gradients import make_grad_output
 from upconv.planner import Problem
 
 
@@ -61,11 +62,24 @@ def test_benchmark_is_on_during_its_calls_only_and_in_a_thread_of_its_own(
     problem = problem_of()
     inputs = accuracy.make_inputs(problem)
     made = contender("benchmark", inputs, problem)
-    assert made.do(lambda call: call()) is made.do(lambda call: call()) is inputs.x
+    assert made.do(lambda call: call()[0]) is made.do(lambda call: call()[0]) is inputs.x
     contender("torch", inputs, problem).do(lambda call: call())
     (on, thread), (still_on, same), (off, here) = seen
     assert (on, still_on, off) == (True, True, False)
     assert thread == same != here == threading.get_ident()
+
+
+def test_gradients_are_everyones() -> None:
+    """Every way of calling PyTorch gives the same ones; channels_last on such a grad_output."""
+    problem = problem_of()
+    inputs, grad_output = accuracy.make_inputs(problem), make_grad_output(problem)
+    expected = contender("torch", inputs, problem, grad_output).call()
+    for name in ("channels_last", "benchmark", "compile", "upconv"):
+        found = contender(name, inputs, problem, grad_output).do(lambda call: call())
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
+        if name == "channels_last":
+            assert found[0].is_contiguous(memory_format=torch.channels_last)
 
 
 def test_every_size_is_compiled() -> None:
@@ -76,6 +90,6 @@ def test_every_size_is_compiled() -> None:
             problem = problem_of(size=size)
             inputs = accuracy.make_inputs(problem)
             with torch.no_grad():
-                y = contender("compile", inputs, problem).call()
+                (y,) = contender("compile", inputs, problem).call()
             torch.testing.assert_close(y, inputs.run(accuracy.TORCH_OPERATORS[2]))
     assert torch._dynamo.config.recompile_limit > 1

@@ -100,6 +100,29 @@ def test_a_typed_figure_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert main(["--chek"]) == 2
 
 
+def test_the_plot_is_what_the_result_files_give(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script says so when a file under the picture has changed, and draws it anew."""
+    script = runpy.run_path(str(ROOT / "benchmarks" / "readme_plot.py"))
+    main = script["main"]
+    assert main(["--check"]) == 0, capsys.readouterr().out
+    (tmp_path / "docs").mkdir()
+    results = tmp_path / "h200.json"
+    results.write_text((ROOT / "benchmarks/results/h200-forward-tf32-2026-11-15.json").read_text())
+    monkeypatch.setitem(main.__globals__, "ROOT", tmp_path)
+    monkeypatch.setitem(main.__globals__, "PICTURE", tmp_path / "docs/images/speed-up.svg")
+    assert main(["--check"]) == 1
+    assert main([str(results)]) == 0
+    first = (tmp_path / "docs/images/speed-up.svg").read_text()
+    assert main(["--check"]) == 0
+    assert main([str(results)]) == 0
+    assert (tmp_path / "docs/images/speed-up.svg").read_text() == first
+    results.write_text(results.read_text().replace('"median": 2', '"median": 3'))
+    assert main(["--check"]) == 1
+    assert main(["--chek"]) == main([]) == main([str(ROOT / "README.md")]) == 2
+
+
 def test_readme_lists_every_variable() -> None:
     rows = re.findall(r"^\| `(UPCONV_\w+)` \| (\S*) ?\|", (ROOT / "README.md").read_text(), re.M)
     defaults = {name: default.strip("`") for name, default in rows}

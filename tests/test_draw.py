@@ -63,6 +63,30 @@ def test_the_strip_shows_the_products_of_the_definition() -> None:
     assert [(tap.k, i) for tap, i in strip.meetings(3)] == [(2, 1), (0, 2)]
 
 
+def test_the_usual_way_is_shown_for_an_output_that_wastes() -> None:
+    """Kernel 3, stride 2: odd outputs meet one tap of three, the other two fall on zeros."""
+    (strip,) = strips_of(Problem.of(1, 8, 8, (16,), 3, stride=2))
+    o = strip.example()
+    assert o is not None
+    assert o % 2 == 1
+    assert [tap.k for tap, _ in strip.meetings(o)] == [1]
+    (no_zeros,) = strips_of(Problem.of(1, 8, 8, (16,), 3))
+    assert no_zeros.example() is None
+
+
+def words_of(problem: Problem) -> list[str]:
+    return [text.get_text() for text in figure_of(problem).axes[0].texts]
+
+
+def test_a_volume_shows_a_plane_and_how_often_it_is_used() -> None:
+    words = words_of(Problem.of(1, 8, 8, (8, 8, 8), 3, stride=2))
+    assert "In a plane of one depth: both directions together" in words
+    assert "like 0,0: 4 of 9 weights" in words
+    twice = "At depth 0, 2, 4, ... these weights are needed twice: for the depth's w0, w2."
+    assert twice in words
+    assert any("27 the usual way, 3.38 on average" in line for line in words)
+
+
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.png.txt"])
 def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(DrawingError, match=r"\.svg or \.png"):

@@ -84,7 +84,7 @@ def test_house_number_of_functions() -> None:
 
 def test_house_number_of_files() -> None:
     """Files of at most 500 lines, those that a program writes left out."""
-    patterns = ("upconv/**/*.py", "upconv/csrc/**/*.*", "tests/*.py", "examples/*.py")
+    patterns = ("upconv/**/*.py", "upconv/csrc/**/*.*", "tests/*.py", "examples/**/*.py")
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         if path.is_file() and "__pycache__" not in path.parts:
             text = path.read_text()

@@ -14,7 +14,8 @@ import pytest
 from upconv import results, tables
 from upconv.bench import Row, Settings, Timing, report
 from upconv.cases import Case
-from upconv.results import ResultsError, csv_text, holds, read_results, rows_to_keep, write_results
+from upconv.floor import Rates
+from upconv.results import ResultsError, csv_text, earlier, holds, read_results, write_results
 
 ROOT = Path(__file__).parent.parent
 TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
@@ -29,7 +30,7 @@ def row_of(case: Case, batch: int | None = None) -> Row:
     return Row(case.name, problem, case.batch, "cpu_fprop", "", "forward", errors, 1e-6, times)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', '{"schema": 3}', "not json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', '{"schema": 4}', "not json"])
 def test_files_without_results_are_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(text)
@@ -82,21 +83,29 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def test_timed_rows_are_kept_and_others_not(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    assert rows_to_keep(path, SETTINGS) == []
+    assert earlier(path, SETTINGS) == ([], {}, None)
     good = row_of(TINY)
     failed = replace(good, case="failed", times={}, failure="RuntimeError: out of memory")
-    write_results(path, report([good, failed], SETTINGS))
-    assert rows_to_keep(path, SETTINGS) == [good]
-    # More or fewer seconds change how sure a time is, not what it means.
-    assert rows_to_keep(path, replace(SETTINGS, seconds=1.0)) == [good]
+    rates = {"float32": Rates(1e12, 1e11)}
+    told = replace(SETTINGS, commit="abc")
+    write_results(path, report([good, failed], told, rates=rates))
+    assert earlier(path, SETTINGS) == ([good], rates, "abc")
+    # More or fewer seconds change how sure a time is, not what it means; other dtypes and
+    # directions are other rows.
+    for other in ({"seconds": 1.0}, {"dtype": "float64"}, {"direction": "backward"}):
+        assert earlier(path, replace(SETTINGS, **other)) == ([good], rates, "abc")
+
+
+def test_a_file_of_an_older_version_is_not_gone_on_with() -> None:
+    path = ROOT / "benchmarks/results/cpu-2threads.json"
+    with pytest.raises(ResultsError, match=r"schema 1 of an older upconv.*another --out"):
+        earlier(path, SETTINGS)
 
 
 @pytest.mark.parametrize(
     ("part", "name", "value", "words"),
     [
         ("settings", "device", "cuda", "device cuda there, cpu now"),
-        ("settings", "dtype", "float16", "dtype float16 there, float32 now"),
-        ("settings", "layout", "channels_last", "layout channels_last there, contiguous now"),
         ("settings", "against", ["default"], r"against \['default'\] there"),
         ("environment", "torch", "1.0", "torch 1.0 there"),
         ("environment", "upconv", "0.0.1", "upconv 0.0.1 there"),
@@ -110,7 +119,7 @@ def test_other_conditions_are_refused_in_words(
     written[part][name] = value
     write_results(path, written)
     with pytest.raises(ResultsError, match=f"cannot resume .*{words}.*or another --out"):
-        rows_to_keep(path, SETTINGS)
+        earlier(path, SETTINGS)
 
 
 def test_another_machine_is_refused(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_another_machine_is_refused(tmp_path: Path) -> None:
     written["environment"]["hardware"]["threads"] = 1000
     write_results(path, written)
     with pytest.raises(ResultsError, match="hardware threads 1000 there"):
-        rows_to_keep(path, SETTINGS)
+        earlier(path, SETTINGS)
 
 
 def test_a_case_is_known_by_its_sizes_too() -> None:
@@ -129,6 +138,9 @@ def test_a_case_is_known_by_its_sizes_too() -> None:
     assert not holds(rows, TINY._replace(in_size=(5, 7)), SETTINGS)
     assert not holds(rows, TINY._replace(batch=4), SETTINGS)
     assert not holds(rows, TINY, replace(SETTINGS, dtype="float64"))
+    assert not holds(rows, TINY, replace(SETTINGS, dtype="tf32"))
+    assert not holds(rows, TINY, replace(SETTINGS, layout="channels_last"))
+    assert not holds(rows, TINY, replace(SETTINGS, direction="backward"))
 
 
 def test_csv_has_a_line_a_row_and_flat_columns() -> None:
@@ -141,4 +153,14 @@ def test_csv_has_a_line_a_row_and_flat_columns() -> None:
     assert (first["compile_median_ms"], first["compile_skipped"]) == ("", "failed: a, b")
     assert first["upconv_scratch_bytes"] == ""
     assert (second["batch"], second["full_batch"]) == ("1", "2")
+    assert first["floor_ms"] == first["upconv_share_of_floor"] == ""
     assert csv_text(report([], SETTINGS)) == ""
+
+
+def test_csv_of_gradients() -> None:
+    parts = {"input": 1e-7, "weight": 2e-7, "bias": 3e-7}
+    row = replace(row_of(TINY), direction="backward", gradients={"upconv": parts}, floor_ms=0.5)
+    first, second = csv.DictReader(io.StringIO(csv_text(report([row, row_of(TINY)], SETTINGS))))
+    assert (first["direction"], first["upconv_weight_gradient_error"]) == ("backward", "2e-07")
+    assert (second["direction"], second["upconv_weight_gradient_error"]) == ("forward", "")
+    assert (first["floor_ms"], first["upconv_share_of_floor"]) == ("0.5", "0.25")

@@ -26,6 +26,7 @@ else:
     # Imported here and not when first asked for: the submodule has the function's name, and
     # loading it later would put the module in the function's place.
     from .explain import explain
+    from .exporter import export
     from .functional import conv_transpose1d, conv_transpose2d, conv_transpose3d
     from .modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
     from .swap import accelerate, restore
@@ -40,5 +41,6 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose3d",
     "explain",
+    "export",
     "restore",
 ]

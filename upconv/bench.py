@@ -2,58 +2,55 @@
 
 A row is checked against float64 before anything is timed, and a wrong row is never timed. The
 contenders take turns, so that a machine that slows down slows both; medians are reported with the
-quartiles beside them.
+quartiles beside them, and with the floor that this machine's own rates set.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from math import exp, isfinite, log
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import accuracy
+from . import accuracy, floor, gradients, stopwatch
 from .cases import Case
-from .contenders import Call, Contender, bound, contender, peers
+from .contenders import Contender, bound, contender, peers
 from .doctor import cpu_name
-from .explain import explanation_of, tf32_allowed, this_hardware
+from .explain import explanation_of, this_hardware
+from .floor import Rates
 from .jit import load
 from .planner import ATEN, Problem
+from .stopwatch import Timing
 from .version import __version__
 
-SCHEMA = 2
-"""2 added `skipped`, `scratch`, `rates` and contenders other than "torch" and "upconv"."""
+SCHEMA = 3
+"""2 added `skipped`, `scratch`, `rates` and contenders other than "torch" and "upconv"; 3 the
+floor, gradients, and rows of several dtypes, layouts and directions in one file."""
 CPU_CALL_LIMIT_S = 1.0
 """One PyTorch call on the CPU may take this long; the batch is cut until it does."""
-FEWEST_RUNS, MOST_RUNS = 7, 200
-FLUSH_BYTES = 256 << 20
-"""Written before every timed GPU call: five times the L2 cache of an H200."""
 
 Say = Callable[[str], None]
 """Told what is going on, for the progress bar."""
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of one contender: median, quartiles, fastest, and how many calls."""
+class Kind(NamedTuple):
+    """What rows must have in common to stand in one table."""
 
-    median: float
-    low: float
-    high: float
-    fastest: float
-    runs: int
+    dtype: str
+    """A dtype of torch's, or "tf32": float32 tensors multiplied so."""
+    layout: str
+    direction: str
 
-    @staticmethod
-    def of(milliseconds: list[float]) -> Timing:
-        low, median, high = statistics.quantiles(milliseconds, n=4, method="inclusive")
-        return Timing(median, low, high, min(milliseconds), len(milliseconds))
+    def __str__(self) -> str:
+        return ", ".join(self)
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,64 @@ class Row:
     """Why PyTorch's own operator was taken, where it was."""
     direction: str = "forward"
     errors: dict[str, float] = field(default_factory=dict)
+    """Of each contender; backward the largest of its gradients'."""
     limit: float = 0.0
     times: dict[str, Timing] = field(default_factory=dict)
     failure: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
     """Contenders that were asked for and not timed, and why."""
     scratch: dict[str, int] = field(default_factory=dict)
-    """GPU: bytes that a call allocated beside its inputs and its output, at the peak."""
+    """GPU: bytes that a call allocated beside its inputs and its results, at the peak."""
+    gradients: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Backward: the error of each contender's gradient of "input", "weight" and "bias"."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """Backward: what each of these gradients may be wrong by."""
+    floor_ms: float | None = None
+    """No implementation is faster on this machine; None where its rates were not measured."""
+
+    @property
+    def kind(self) -> Kind:
+        problem = self.problem
+        tf32 = problem.tf32 and problem.dtype == "float32"
+        layout = "channels_last" if problem.channels_last else "contiguous"
+        return Kind("tf32" if tf32 else problem.dtype, layout, self.direction)
+
+    def wrong(self, name: str) -> str:
+        """How a contender's result is wrong; empty where rounding explains its error."""
+        if self.direction == "forward":
+            found = {"": (self.errors.get(name, float("inf")), self.limit)}
+        else:
+            own = self.gradients.get(name, {})
+            found = {
+                f" in the gradient of the {part}": (own.get(part, float("inf")), limit)
+                for part, limit in self.limits.items()
+            }
+        words = [
+            f"error {error:.1e} > {limit:.1e}{where}"
+            for where, (error, limit) in found.items()
+            if not error <= limit
+        ]
+        return "; ".join(words)
 
     @property
     def correct(self) -> bool:
-        return not self.failure and self.errors.get("upconv", float("inf")) <= self.limit
+        return not self.failure and "upconv" in self.errors and not self.wrong("upconv")
+
+    @property
+    def by_pytorch(self) -> bool:
+        """upconv's time is that of PyTorch's own operator."""
+        return self.kernel == ATEN
+
+    @property
+    def partly_by_pytorch(self) -> bool:
+        """Backward: one of the gradients is PyTorch's."""
+        return not self.by_pytorch and ATEN in self.kernel.split(" + ")
+
+    def speed_up(self, name: str) -> float | None:
+        """How many times faster than that contender."""
+        if name not in self.times or "upconv" not in self.times:
+            return None
+        return self.times[name].median / self.times["upconv"].median
 
     @property
     def ratio(self) -> float | None:
@@ -91,17 +135,33 @@ class Row:
     @property
     def rates(self) -> dict[str, dict[str, float]]:
         """Speed of each contender: work and least traffic of the problem by its median time."""
-        flops, traffic = self.problem.flops / 1e9, self.problem.bytes / 1e9
+        passes = floor.passes(self.direction)
+        flops, traffic = passes * self.problem.flops / 1e9, passes * self.problem.bytes / 1e9
         return {
             name: {"tflop_per_s": flops / timing.median, "tb_per_s": traffic / timing.median}
             for name, timing in self.times.items()
         }
 
+    @property
+    def share_of_floor(self) -> dict[str, float]:
+        """Floor by time: 1 is as fast as the machine can."""
+        if self.floor_ms is None:
+            return {}
+        return {name: self.floor_ms / timing.median for name, timing in self.times.items()}
+
     def as_dict(self) -> dict[str, Any]:
         # JSON knows no infinity: an error without bound is written as null.
-        finite = {name: e if isfinite(e) else None for name, e in self.errors.items()}
-        derived = {"correct": self.correct, "ratio": self.ratio, "rates": self.rates}
-        return asdict(self) | {"errors": finite} | derived
+        finite = {
+            "errors": _finite(self.errors),
+            "gradients": {name: _finite(parts) for name, parts in self.gradients.items()},
+        }
+        derived = {
+            "correct": self.correct,
+            "ratio": self.ratio,
+            "rates": self.rates,
+            "share_of_floor": self.share_of_floor,
+        }
+        return asdict(self) | finite | derived
 
     @staticmethod
     def from_dict(record: dict[str, Any]) -> Row:
@@ -109,42 +169,61 @@ class Row:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in record["problem"].items()
         }
-        # Files of schema 1 lack the newer fields.
+        # Files of older schemas lack the newer fields.
         known = {name: record[name] for name in Row.__dataclass_fields__ if name in record}
         known["problem"] = Problem(**sizes)
-        known["errors"] = {
-            name: float("inf") if error is None else error
-            for name, error in record["errors"].items()
-        }
+        known["errors"] = _unbounded(record["errors"])
+        gradients_of = record.get("gradients", {})
+        known["gradients"] = {name: _unbounded(parts) for name, parts in gradients_of.items()}
         known["times"] = {name: Timing(**timing) for name, timing in record["times"].items()}
         return Row(**known)
 
 
+def _finite(found: dict[str, float]) -> dict[str, float | None]:
+    return {name: error if isfinite(error) else None for name, error in found.items()}
+
+
+def _unbounded(found: dict[str, float | None]) -> dict[str, float]:
+    return {name: float("inf") if error is None else error for name, error in found.items()}
+
+
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: "cpu" or "cuda", a dtype and a layout for every case, seconds for each."""
+    """How to measure a case: "cpu" or "cuda", dtype, layout and direction, seconds."""
 
     device: str = "cpu"
     dtype: str = "float32"
+    """On a GPU "float32" is strict and "tf32" is PyTorch's default."""
     layout: str = "contiguous"
     seconds: float = 4.0
     """Time spent on the timed calls of one case, about."""
     against: tuple[str, ...] = ("default",)
     """Ways of calling PyTorch, as `--against` names them."""
+    direction: str = "forward"
+    commit: str | None = None
+    """Of what is measured, where git cannot tell: in a copy without its history."""
 
 
 def summary(rows: list[Row]) -> dict[str, Any]:
     """Geometric mean and worst of the ratios; None where nothing was timed."""
-    ratios = {row.case: row.ratio for row in rows if row.ratio is not None}
+    ratios = [(row.ratio, row.case) for row in rows if row.ratio is not None]
     if not ratios:
         return {"geometric_mean": None, "worst": None, "worst_case": None, "cases": 0}
-    worst_case = min(ratios, key=lambda case: ratios[case])
+    worst, worst_case = min(ratios)
     return {
-        "geometric_mean": exp(sum(map(log, ratios.values())) / len(ratios)),
-        "worst": ratios[worst_case],
+        "geometric_mean": exp(sum(log(ratio) for ratio, _ in ratios) / len(ratios)),
+        "worst": worst,
         "worst_case": worst_case,
         "cases": len(ratios),
     }
+
+
+def by_kind(rows: list[Row]) -> dict[Kind, list[Row]]:
+    """The rows that stand in one table, table by table."""
+    found: dict[Kind, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.kind, []).append(row)
+    return found
 
 
 def load_average() -> float:
@@ -152,13 +231,28 @@ def load_average() -> float:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
+def commit() -> str | None:
+    """The commit of this checkout, "+" added where files were changed since; None elsewhere."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
 def environment(settings: Settings) -> dict[str, Any]:
     """What a reader must know to compare two result files."""
-    machine = this_hardware(settings.device)
+    device = settings.device
+    machine = this_hardware(device)
     return {
         "upconv": __version__,
+        "commit": settings.commit or commit(),
         "torch": torch.__version__,
-        "cuda": torch.version.cuda if settings.device == "cuda" else None,
+        "cuda": torch.version.cuda if device == "cuda" else None,
         "python": platform.python_version(),
         "hardware": asdict(machine) | ({"name": cpu_name()} if machine.kind == "cpu" else {}),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -166,15 +260,26 @@ def environment(settings: Settings) -> dict[str, Any]:
 
 
 def report(
-    rows: list[Row], settings: Settings, complete: bool = True, load: float = 0.0
+    rows: list[Row],
+    settings: Settings,
+    complete: bool = True,
+    load: float = 0.0,
+    rates: dict[str, Rates] | None = None,
 ) -> dict[str, Any]:
-    """The result file. `load` is the load average before the first case."""
+    """The result file. `load` is the load average before the first case; rates go by dtype.
+
+    Of the settings only what all rows share is kept: the rows say the rest themselves.
+    """
+    shared = {name: getattr(settings, name) for name in ("device", "seconds", "against")}
+    kinds = by_kind(rows)
     return {
         "schema": SCHEMA,
         "environment": environment(settings) | {"load_before": round(load, 2)},
-        "settings": asdict(settings),
+        "settings": shared,
+        "machine_rates": {dtype: asdict(found) for dtype, found in (rates or {}).items()},
         "complete": complete,
         "summary": summary(rows),
+        "summaries": [kind._asdict() | summary(some) for kind, some in kinds.items()],
         "rows": [row.as_dict() for row in rows],
     }
 
@@ -182,21 +287,29 @@ def report(
 def problem_of(case: Case, settings: Settings) -> Problem:
     """The case at its full batch, as these settings run it."""
     return case.problem(
-        dtype=settings.dtype,
+        dtype="float32" if settings.dtype == "tf32" else settings.dtype,
         channels_last=settings.layout == "channels_last",
-        tf32=settings.device == "cuda" and settings.dtype == "float32" and tf32_allowed(),
+        tf32=settings.dtype == "tf32",
     )
 
 
-def measure(case: Case, settings: Settings, say: Say = lambda stage: None) -> Row:
+def measure(
+    case: Case, settings: Settings, say: Say = lambda stage: None, rates: Rates | None = None
+) -> Row:
     """Fit, check and time one case. What goes wrong is in the row, not raised."""
     problem = problem_of(case, settings)
-    row = Row(case.name, problem, case.batch, kernel="?")
+    row = Row(case.name, problem, case.batch, kernel="?", direction=settings.direction)
     try:
-        with torch.inference_mode(False), torch.no_grad():
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            floor.precision(settings.device, settings.dtype, "conv"),
+        ):
             if settings.device == "cpu":
                 say("fitting the batch")
-                row = replace(row, problem=fit_batch(problem))
+                row = replace(row, problem=fit_batch(problem, settings.direction))
+            if rates is not None:
+                row = replace(row, floor_ms=rates.floor_ms(row.problem, row.direction))
             return checked_and_timed(row, settings, say)
     except (RuntimeError, MemoryError) as error:
         return replace(row, failure=in_words(error))
@@ -207,50 +320,87 @@ def in_words(error: Exception) -> str:
     return ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
 
 
+def grad_output_for(problem: Problem, device: str, direction: str) -> Tensor | None:
+    return gradients.make_grad_output(problem, device) if direction == "backward" else None
+
+
 def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
     problem, device = row.problem, settings.device
     inputs = accuracy.make_inputs(problem, device)
+    grad_output = grad_output_for(problem, device, row.direction)
     explanation = explanation_of(problem, this_hardware(device), here=True)
     library = load(device)
     say("checking against float64")
     names, skipped = peers(settings.against, problem, device)
-    contenders, results = first_results([*names, "upconv"], inputs, problem, skipped)
-    found = accuracy.errors(inputs, problem, list(results.values()))
+    contenders, results = first_results([*names, "upconv"], inputs, problem, skipped, grad_output)
     row = replace(
-        row,
+        with_errors(row, inputs, grad_output, results),
         kernel=explanation.kernel if library.ok else ATEN,
         reason=library.reason or "; ".join(explanation.refused.values()),
-        errors=dict(zip(results, found, strict=True)),
-        limit=accuracy.limit(problem),
         skipped=skipped,
     )
-    del results
-    if not row.correct:
-        return row
-    for name in [name for name, error in row.errors.items() if error > row.limit]:
-        skipped[name] = f"wrong: error {row.errors[name]:.1e} > {row.limit:.1e}"
-        del contenders[name]
-    say("timing")
-    timed = time_on_gpu if device == "cuda" else time_on_cpu
-    times = timed(contenders, settings.seconds)
-    scratch = {name: c.do(scratch_bytes) for name, c in contenders.items() if device == "cuda"}
-    return replace(
-        row, times={name: Timing.of(values) for name, values in times.items()}, scratch=scratch
+    results.clear()
+    if row.correct:
+        for name in [name for name in contenders if row.wrong(name)]:
+            skipped[name] = f"wrong: {row.wrong(name)}"
+            del contenders[name]
+        say("timing")
+        times = stopwatch.timed(contenders, settings.seconds, device)
+        on_gpu = contenders if device == "cuda" else {}
+        scratch = {name: one.do(stopwatch.scratch_bytes) for name, one in on_gpu.items()}
+        row = replace(row, times=times, scratch=scratch)
+    if row.direction == "backward":
+        # After the timing, which a profiler must not disturb.
+        row = with_backward_kernels(row, contenders["upconv"])
+    return row
+
+
+def with_errors(
+    row: Row, inputs: accuracy.Inputs, grad_output: Tensor | None, results: Results
+) -> Row:
+    """The distance of every result from float64."""
+    every = list(results.values())
+    if grad_output is None:
+        found = accuracy.errors(inputs, row.problem, [result[0] for result in every])
+        errors = dict(zip(results, found, strict=True))
+        return replace(row, errors=errors, limit=accuracy.limit(row.problem))
+    parts = dict(
+        zip(results, gradients.errors(inputs, grad_output, row.problem, every), strict=True)
     )
+    limits = gradients.limits(row.problem)
+    errors = {name: max(own.values()) for name, own in parts.items()}
+    return replace(row, errors=errors, limit=max(limits.values()), gradients=parts, limits=limits)
+
+
+def with_backward_kernels(row: Row, upconv: Contender) -> Row:
+    """The planner speaks of the forward pass: what the backward pass runs is looked at."""
+    kernel = upconv.do(gradients.kernels_seen)
+    reasons = {
+        ATEN: "every gradient is computed by PyTorch's operator",
+        gradients.MIXED: "some of the gradients are computed by PyTorch's operator",
+    }
+    return replace(row, kernel=kernel, reason=reasons.get(kernel, ""))
+
+
+Results = dict[str, tuple[Tensor, ...]]
 
 
 def first_results(
-    names: list[str], inputs: accuracy.Inputs, problem: Problem, skipped: dict[str, str]
-) -> tuple[dict[str, Contender], dict[str, Tensor]]:
+    names: list[str],
+    inputs: accuracy.Inputs,
+    problem: Problem,
+    skipped: dict[str, str],
+    grad_output: Tensor | None,
+) -> tuple[dict[str, Contender], Results]:
     """Every contender and its first result, which is when torch.compile compiles.
 
     A peer that fails is put among the `skipped`; where upconv fails, the case does.
     """
     contenders: dict[str, Contender] = {}
-    results: dict[str, Tensor] = {}
+    results: Results = {}
     for name in names:
         try:
-            made = contender(name, inputs, problem)
+            made = contender(name, inputs, problem, grad_output)
             results[name] = made.do(lambda call: call())
             contenders[name] = made
         except (RuntimeError, MemoryError) as error:
@@ -260,19 +410,7 @@ def first_results(
     return contenders, results
 
 
-def scratch_bytes(call: Call) -> int:
-    """What one call on the GPU allocates at its peak, beside the output that it returns."""
-    # As requested: the allocator rounds up, by as much as 1 MiB where it does not split a block.
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    output = call()
-    torch.cuda.synchronize()
-    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
-    return max(0, int(peak - before - output.untyped_storage().nbytes()))
-
-
-def fit_batch(problem: Problem) -> Problem:
+def fit_batch(problem: Problem, direction: str = "forward") -> Problem:
     """The problem with its batch halved until one PyTorch call takes less than a second.
 
     Tried from the small end, so that the full batch is not run where it would take a minute.
@@ -282,65 +420,15 @@ def fit_batch(problem: Problem) -> Problem:
         batches.append(batches[-1] // 2)
     fitting = batches.pop()
     for batch in [fitting, *reversed(batches)]:
-        inputs = accuracy.make_inputs(replace(problem, batch=batch))
-        call = bound(inputs, accuracy.TORCH_OPERATORS[problem.ndim])
-        seconds_of(call)
-        seconds = max(seconds_of(call) for _ in range(2))
+        tried = replace(problem, batch=batch)
+        inputs = accuracy.make_inputs(tried)
+        grad_output = grad_output_for(tried, "cpu", direction)
+        call = bound(inputs, accuracy.TORCH_OPERATORS[problem.ndim], grad_output)
+        stopwatch.seconds_of(call)
+        seconds = max(stopwatch.seconds_of(call) for _ in range(2))
         if seconds > CPU_CALL_LIMIT_S:
             break
         fitting = batch
         if 2 * seconds > 1.2 * CPU_CALL_LIMIT_S:
             break
     return replace(problem, batch=fitting)
-
-
-def seconds_of(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def runs_for(seconds: float, round_seconds: float) -> int:
-    return max(FEWEST_RUNS, min(MOST_RUNS, int(seconds / max(round_seconds, 1e-6))))
-
-
-def turns(names: list[str], runs: int) -> Iterator[str]:
-    """Who is next: in order, then in reverse, so that no one is always first."""
-    for run in range(runs):
-        yield from names if run % 2 == 0 else reversed(names)
-
-
-def time_on_cpu(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
-    calls = {name: one.call for name, one in contenders.items()}
-    for call in calls.values():
-        seconds_of(call)
-    once = sum(seconds_of(call) for call in calls.values())
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for name in turns(list(calls), runs_for(seconds, once)):
-        times[name].append(seconds_of(calls[name]) * 1e3)
-    return times
-
-
-def time_on_gpu(contenders: dict[str, Contender], seconds: float) -> dict[str, list[float]]:
-    """By CUDA events, each call after a flush of L2 that also hides the launch."""
-    event: Any = torch.cuda.Event  # untyped in some versions of torch
-    flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-
-    def milliseconds(call: Call) -> float:
-        start, end = event(enable_timing=True), event(enable_timing=True)
-        flushed.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end))
-
-    for one in contenders.values():
-        for _ in range(3):
-            one.do(milliseconds)
-    once = sum(one.do(milliseconds) for one in contenders.values()) / 1e3
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    # The flush and the synchronisation take about 0.2 ms a call beside the call itself.
-    for name in turns(list(contenders), runs_for(seconds, once + 2e-4 * len(contenders))):
-        times[name].append(contenders[name].do(milliseconds))
-    return times

@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +27,22 @@ from .cli import (
     layer_given,
 )
 from .comparison import compare
+from .floor import Rates, measured_rates
 from .results import (
+    Earlier,
     csv_text,
+    earlier,
     holds,
     read_results,
     rows_of,
-    rows_to_keep,
     write_results,
     write_whole,
 )
 
 if TYPE_CHECKING:
     from .cases import Case
+
+DIRECTIONS = ("forward", "backward")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,7 +80,7 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
-    """The cases asked for, fit for the layout."""
+    """The cases asked for, at the batch asked for."""
     from .cases import select
     from .explain import check
 
@@ -86,10 +92,6 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
         chosen = [case]
     else:
         chosen = select(options.cases, {options.dims} if options.dims else None)
-    if options.layout == "channels_last":
-        if chosen and all(case.ndim == 1 for case in chosen):
-            raise UsageError("1-D tensors have no channels_last layout")
-        chosen = [case for case in chosen if case.ndim > 1]
     if options.batch is not None:
         if options.batch < 1:
             raise UsageError(f"--batch must be at least 1, got {options.batch}")
@@ -97,7 +99,8 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
     return chosen
 
 
-def settings_of(options: argparse.Namespace) -> Settings:
+def settings_of(options: argparse.Namespace) -> list[Settings]:
+    """One for each dtype, layout and direction asked for."""
     import torch
 
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -105,35 +108,63 @@ def settings_of(options: argparse.Namespace) -> Settings:
         raise UsageError("--device cuda: torch finds no CUDA GPU here; `upconv doctor` says more")
     if device == "cpu" and options.against == ("benchmark",):
         raise UsageError("--against benchmark: cudnn.benchmark is for GPUs only; add default")
+    dtypes = options.dtype or (("tf32",) if device == "cuda" else ("float32",))
+    if device == "cpu" and "tf32" in dtypes:
+        raise UsageError("--dtype tf32 is for GPUs only: a CPU multiplies float32 as it is")
     if options.threads is not None:
         if options.threads < 1:
             raise UsageError(f"--threads must be at least 1, got {options.threads}")
         torch.set_num_threads(options.threads)
-    return Settings(device, options.dtype, options.layout, options.seconds, options.against)
+    directions = DIRECTIONS if options.direction == "both" else (options.direction,)
+    return [
+        Settings(device, dtype, layout, options.seconds, options.against, direction, options.commit)
+        for dtype, layout, direction in product(dtypes, options.layout, directions)
+    ]
+
+
+Job = tuple["Case", Settings]
+
+
+def jobs_of(options: argparse.Namespace) -> list[Job]:
+    """Everything to measure, in the order of the tables."""
+    cases, kinds = cases_of(options), settings_of(options)
+    jobs = [
+        (case, settings)
+        for settings in kinds
+        for case in cases
+        if case.ndim > 1 or settings.layout != "channels_last"
+    ]
+    if not jobs:
+        raise UsageError("1-D tensors have no channels_last layout")
+    return jobs
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
     """The results of this run, with what `--resume` found in the file; written to `--out`."""
-    cases, settings = cases_of(options), settings_of(options)
-    kept = rows_to_keep(options.out, settings) if options.resume else []
-    left = [case for case in cases if not holds(kept, case, settings)]
+    jobs = jobs_of(options)
+    settings = jobs[0][1]
+    kept, rates, commit = (
+        earlier(options.out, settings) if options.resume else Earlier([], {}, None)
+    )
+    now = settings.commit or bench.commit()
+    if kept and commit and now and commit != now:
+        settings = replace(settings, commit=f"{commit} and {now}")
+    left = [(case, how) for case, how in jobs if not holds(kept, case, how)]
     if kept:
-        print(f"{options.out} holds {len(kept)} cases; {len(left)} to measure", file=sys.stderr)
+        print(f"{options.out} holds {len(kept)} rows; {len(left)} to measure", file=sys.stderr)
     load = bench.load_average()
     if left and settings.device == "cpu" and load > 0.5:
         print(f"other programs are running (load {load:.1f}): times will vary", file=sys.stderr)
-    order = {case.name: index for index, case in enumerate(cases)}
     rows = list(kept)
 
     def results(complete: bool) -> dict[str, Any]:
-        rows.sort(key=lambda row: order.get(row.case, len(order)))
-        found = bench.report(rows, settings, complete, load)
+        found = bench.report(in_order(rows, jobs), settings, complete, load, rates)
         # A stop before the first case must not empty a file of earlier results.
         if options.out and (rows or complete):
             write_results(options.out, found)
         return found
 
-    complete = measure_all(left, settings, rows, lambda: results(complete=False))
+    complete = measure_all(left, rows, rates, lambda: results(complete=False))
     final = results(complete)
     if not complete:
         print(f"stopped; {how_to_go_on(len(rows), options.out)}", file=sys.stderr)
@@ -142,29 +173,42 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     return final
 
 
-def how_to_go_on(cases: int, path: str | None) -> str:
-    if not cases:
+def in_order(rows: list[Row], jobs: list[Job]) -> list[Row]:
+    """As the jobs are; rows of other jobs, from an earlier run, stand first."""
+    places = {
+        (case.name, settings.dtype, settings.layout, settings.direction): place
+        for place, (case, settings) in enumerate(jobs)
+    }
+    return sorted(rows, key=lambda row: places.get((row.case, *row.kind), -1))
+
+
+def how_to_go_on(rows: int, path: str | None) -> str:
+    if not rows:
         return "no case was finished, nothing was written"
     if path is None:
         return "nothing was written: with --out FILE a run can be resumed"
-    return f"{path} holds {cases} cases: the same command with --resume goes on from there"
+    return f"{path} holds {rows} rows: the same command with --resume goes on from there"
 
 
 def measure_all(
-    cases: list[Case], settings: Settings, rows: list[Row], save: Callable[[], object]
+    jobs: list[Job], rows: list[Row], rates: dict[str, Rates], save: Callable[[], object]
 ) -> bool:
-    """Every case under a progress bar, added to the rows; False where the user stopped it."""
+    """Every job under a progress bar, added to the rows; False where the user stopped it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     try:
         with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-            task = progress.add_task("starting", total=len(cases))
-            for case in cases:
+            task = progress.add_task("starting", total=len(jobs))
+            for case, settings in jobs:
+                dtype = settings.dtype
+                if dtype not in rates:
+                    progress.update(task, description=f"the machine's rates in {dtype}")
+                    rates[dtype] = measured_rates(settings.device, dtype, settings.seconds)
 
-                def say(stage: str, name: str = case.name) -> None:
+                def say(stage: str, name: str = f"{case.name} {settings.direction}") -> None:
                     progress.update(task, description=f"{name}: {stage}")
 
-                rows.append(bench.measure(case, settings, say))
+                rows.append(bench.measure(case, settings, say, rates[dtype]))
                 save()
                 progress.advance(task)
     except KeyboardInterrupt:
@@ -181,13 +225,18 @@ def show_results(rows: list[Row], results: dict[str, Any], as_markdown: bool) ->
     if as_markdown:
         print(tables.markdown(results))
         return
-    # 120 columns hold the table of one contender, another one takes 20.
-    width = 80 + 20 * len(tables.contenders_of(rows))
-    console_for(width).print(tables.terminal_table(rows, tables.conditions(results)))
-    print(tables.summary_line(results["summary"]))
-    for line in tables.skipped_lines(rows):
+    # 150 columns hold the table of one contender, another one takes 20.
+    console = console_for(110 + 20 * len(tables.contenders_of(rows)))
+    for kind, some in bench.by_kind(rows).items():
+        console.print(tables.terminal_table(some, tables.conditions(results, kind)))
+        print(tables.summary_line(bench.summary(some)))
+    for line in [*tables.rates_lines(results), *tables.skipped_lines(rows)]:
         print(line)
-    refused = {row.case: row.reason for row in rows if row.kernel == "aten" and row.reason}
+    refused = {
+        f"{row.case}, {row.direction}": row.reason
+        for row in rows
+        if (row.by_pytorch or row.partly_by_pytorch) and row.reason
+    }
     for case, reason in refused.items():
         print(f"{case}: PyTorch's operator was taken: {reason}")
 

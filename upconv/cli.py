@@ -10,10 +10,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .contenders import KEYS
+from .exporter.command import add_parser as add_export_parser
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 FINE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+BENCH_DTYPES = ("tf32", *DTYPES)
+LAYOUTS = ("contiguous", "channels_last")
 
 
 class UsageError(Exception):
@@ -37,13 +40,18 @@ def sizes(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def ways_to_call(text: str) -> tuple[str, ...]:
-    """Reads default,compile."""
-    ways = tuple(dict.fromkeys(text.split(",")))
-    unknown = [way for way in ways if way not in KEYS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(KEYS)}")
-    return ways
+def some_of(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads a list such as default,compile."""
+    known = tuple(choices)
+
+    def read(text: str) -> tuple[str, ...]:
+        words = tuple(dict.fromkeys(text.split(",")))
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return words
+
+    return read
 
 
 def add_layer_options(parser: argparse.ArgumentParser) -> None:
@@ -96,7 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     add_bench_parser(commands)
+    add_report_parser(commands)
     add_verify_parser(commands)
+    add_export_parser(commands, add_layer_options)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
     build.add_argument("kind", nargs="*", help="cpu, cuda; by default what this machine can use")
@@ -112,8 +122,25 @@ def add_bench_parser(commands: Any) -> None:
     bench.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns ('kb*'); or all")
     add_layer_options(bench)
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    bench.add_argument("--dtype", choices=DTYPES, default="float32")
-    bench.add_argument("--layout", choices=("contiguous", "channels_last"), default="contiguous")
+    bench.add_argument(
+        "--dtype",
+        type=some_of(BENCH_DTYPES),
+        metavar="DTYPES",
+        help=f"of {','.join(BENCH_DTYPES)}; on a GPU float32 is strict and tf32 the default",
+    )
+    bench.add_argument(
+        "--layout",
+        type=some_of(LAYOUTS),
+        default=LAYOUTS[:1],
+        metavar="LAYOUTS",
+        help=f"of input and output: {','.join(LAYOUTS)}; default: {LAYOUTS[0]}",
+    )
+    bench.add_argument(
+        "--direction",
+        choices=("forward", "backward", "both"),
+        default="forward",
+        help="backward: the gradients of input, weight and bias",
+    )
     bench.add_argument("--threads", type=int, help="CPU threads; default: what torch takes")
     bench.add_argument(
         "--seconds", type=float, default=4.0, help="time for the timed calls of one case"
@@ -121,7 +148,7 @@ def add_bench_parser(commands: Any) -> None:
     bench.add_argument("--batch", type=int, metavar="N", help="instead of each case's own")
     bench.add_argument(
         "--against",
-        type=ways_to_call,
+        type=some_of(KEYS),
         default=("default",),
         metavar="WAYS",
         help=f"ways of calling PyTorch, the fastest of which counts: {','.join(KEYS)}",
@@ -133,9 +160,18 @@ def add_bench_parser(commands: Any) -> None:
     files.add_argument(
         "--compare", metavar="OLD", help="show what got slower than in OLD; if any, exit code 1"
     )
+    files.add_argument(
+        "--commit", metavar="ID", help="what is measured, in a copy where git cannot tell"
+    )
     files.add_argument("--results", metavar="FILE", help="take FILE's results, measure nothing")
     bench.add_argument("--markdown", action="store_true", help="print the table as markdown")
     bench.add_argument("--list", action="store_true", help="list the built-in cases")
+
+
+def add_report_parser(commands: Any) -> None:
+    report = commands.add_parser("report", help="make a page of what bench measured")
+    report.add_argument("files", nargs="+", metavar="RESULTS", help="files of bench --out")
+    report.add_argument("-o", "--out", metavar="FILE", default="report.html", help="%(default)s")
 
 
 def add_verify_parser(commands: Any) -> None:
@@ -268,6 +304,13 @@ def run_bench(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def run_report(options: argparse.Namespace) -> int:
+    from .report import write_report
+
+    print(f"written: {write_report(options.files, options.out)}", file=sys.stderr)
+    return FINE
+
+
 def run_verify(options: argparse.Namespace) -> int:
     from .verify import command
 
@@ -276,6 +319,12 @@ def run_verify(options: argparse.Namespace) -> int:
     if report.mismatch:
         return FAILED
     return INTERRUPTED if report.interrupted else FINE
+
+
+def run_export(options: argparse.Namespace) -> int:
+    from .exporter.command import run
+
+    return run(options)
 
 
 def run_build(options: argparse.Namespace) -> int:
@@ -318,7 +367,9 @@ COMMANDS = {
     "doctor": run_doctor,
     "explain": run_explain,
     "bench": run_bench,
+    "report": run_report,
     "verify": run_verify,
+    "export": run_export,
     "build": run_build,
     "cache": run_cache,
 }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .bench import Row, Timing
+from .bench import Row
 from .planner import Problem
 from .results import rows_of
+from .stopwatch import Timing
 
 LEAST_CHANGE = 0.10
 """A smaller change of the median is called none."""
@@ -67,8 +68,13 @@ class Comparison:
 def compare(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
     """upconv's times of the same case, dtype, layout, device and batch in two result files."""
     before, after = keyed(old), keyed(new)
+    several = len({row.kind for row in [*before.values(), *after.values()]}) > 1
+
+    def named(row: Row) -> str:
+        return f"{row.case} ({row.kind})" if several else row.case
+
     changes = [
-        Change(row.case, before[key].times["upconv"], row.times.get("upconv"))
+        Change(named(row), before[key].times["upconv"], row.times.get("upconv"))
         for key, row in after.items()
         if key in before and "upconv" in before[key].times
     ]
@@ -77,13 +83,13 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
     for key, row in after.items():
         if key not in before:
             batch = batches.get(key[:-1])
-            left_out[row.case] = (
+            left_out[named(row)] = (
                 "not in the old file"
                 if batch is None
                 else f"batch {batch} in the old file, {row.problem.batch} now"
             )
         elif "upconv" not in before[key].times:
-            left_out[row.case] = "not timed in the old file"
+            left_out[named(row)] = "not timed in the old file"
     return Comparison(changes, left_out, differences(old, new))
 
 

@@ -34,7 +34,8 @@ TITLES = {
 }
 """The heads of the columns, in their order."""
 
-Call = Callable[[], "Tensor"]
+Call = Callable[[], "tuple[Tensor, ...]"]
+"""What is timed: its results are the output, or the gradients of input, weight and bias."""
 T = TypeVar("T")
 
 
@@ -73,35 +74,46 @@ def peers(
     return [key for key in keys if key not in skipped], skipped
 
 
-def contender(key: str, inputs: Inputs, problem: Problem) -> Contender:
-    """The contender of that name on these inputs; "upconv" is one of them."""
+def contender(
+    key: str, inputs: Inputs, problem: Problem, grad_output: Tensor | None = None
+) -> Contender:
+    """The contender of that name on these inputs; "upconv" is one of them.
+
+    With `grad_output` its call is the backward pass, of a forward pass made here.
+    """
     from . import accuracy
 
     operator = accuracy.TORCH_OPERATORS[problem.ndim]
     if key == "upconv":
         operator = accuracy.upconv_operator(problem.ndim)
     elif key == "channels_last":
-        inputs = in_channels_last(inputs, problem.ndim)
+        inputs, grad_output = in_channels_last(inputs, grad_output)
     elif key == "compile":
         operator = compiled(operator)
-    elif key == "benchmark":
+    call = bound(inputs, operator, grad_output)
+    if key == "benchmark":
         # PyTorch keeps the algorithms it chose, by search or not, in one table per thread: in the
         # thread of "torch" whoever came first would choose for both.
-        return Contender(bound(inputs, searched(operator)), ThreadPoolExecutor(1))
-    return Contender(bound(inputs, operator))
+        return Contender(searched(call), ThreadPoolExecutor(1))
+    return Contender(call)
 
 
-def bound(inputs: Inputs, operator: Operator) -> Call:
-    return lambda: inputs.run(operator)
+def bound(inputs: Inputs, operator: Operator, grad_output: Tensor | None = None) -> Call:
+    if grad_output is None:
+        return lambda: (inputs.run(operator),)
+    from .gradients import backward_call
+
+    return backward_call(inputs, operator, grad_output)
 
 
-def in_channels_last(inputs: Inputs, ndim: int) -> Inputs:
+def in_channels_last(inputs: Inputs, grad_output: Tensor | None) -> tuple[Inputs, Tensor | None]:
     import torch
 
-    layout = torch.channels_last if ndim == 2 else torch.channels_last_3d
-    return inputs._replace(
-        x=inputs.x.to(memory_format=layout), weight=inputs.weight.to(memory_format=layout)
-    )
+    layout = torch.channels_last if inputs.x.dim() == 4 else torch.channels_last_3d
+    x, weight = (tensor.to(memory_format=layout) for tensor in (inputs.x, inputs.weight))
+    if grad_output is not None:
+        grad_output = grad_output.to(memory_format=layout)
+    return inputs._replace(x=x, weight=weight), grad_output
 
 
 def compiled(operator: Operator) -> Operator:
@@ -112,16 +124,16 @@ def compiled(operator: Operator) -> Operator:
     return torch.compile(operator, dynamic=False)
 
 
-def searched(operator: Operator) -> Operator:
+def searched(call: Call) -> Call:
     """With cudnn.benchmark on during the call, and as it was after it."""
     import torch
 
-    def call(*arguments: object) -> Tensor:
+    def searching() -> tuple[Tensor, ...]:
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = True
         try:
-            return operator(*arguments)
+            return call()
         finally:
             torch.backends.cudnn.benchmark = before
 
-    return call
+    return searching

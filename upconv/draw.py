@@ -1,29 +1,37 @@
 """The phase picture: which input meets which tap for which output.
 
 A strip for every spatial dimension shows inputs above, outputs below and, on top of each output,
-the taps that reach it. In two dimensions the output grid follows, and for each phase the part of
-the kernel that it uses. Everything is placed on one canvas measured in output cells, so that the
-layout is arithmetic and nothing can overlap by accident.
+the taps that reach it; beside it stands what stretching the input with zeros would take for one
+output. The plane follows in `draw_plane`. Everything is placed on one canvas measured in output
+cells, so that the layout is arithmetic and nothing can overlap by accident.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import product
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .canvas import (
+    FAINT,
+    HUES,
+    INK,
+    MARGIN,
+    NARROWEST,
+    PALE,
+    PAPER,
+    Canvas,
+    tint,
+    width_color,
+)
+from .draw_plane import draw_plane
 from .planner import Phase, Problem, dimension_phases
 from .planner.geometry import Tap, output_size, phases
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-INK, PALE, FAINT, PAPER = "#1d2733", "#66727f", "#c9d0d8", "#ffffff"
-HUES = ("#1f6fb4", "#d9622b", "#2b8a57", "#8a4fb0", "#b8860b", "#c2306b", "#138d90", "#7a5c3e")
-"""One for each phase of a dimension; they repeat beyond eight, where the eye gives up anyway."""
 
 CHIP = 0.7
 """Width of the box that stands for one tap, in cells of 1; a label of two digits fits."""
@@ -31,82 +39,13 @@ MOST_CHIPS = 5
 """Taps of one output that are still drawn as boxes; beyond it lines alone show them."""
 MOST_OUTPUTS = 30
 """Outputs drawn of one dimension: enough to see the pattern, few enough to read."""
-MARGIN = 1.0
-NARROWEST = 28.0
-"""Least width of the canvas: the captions need it."""
-MOST_TAP_GRIDS = 16
-"""Stride 4 in the plane. Where there are more phases, eight stand for them."""
+MOST_PLACES = 24
+"""Places of the stretched input that one row holds."""
+INPUT_FILL = "#e8ecf1"
 
 
 class DrawingError(Exception):
     """The picture cannot be made; the text says what to do."""
-
-
-@dataclass
-class Canvas:
-    """Shapes and words placed so far, y growing downwards; `height` is how far they reach."""
-
-    axes: Axes
-    points: float
-    """Font points of text one cell high."""
-    height: float = 0.0
-    width: float = field(default=NARROWEST)
-
-    def text(
-        self,
-        x: float,
-        y: float,
-        words: str,
-        size: float = 0.5,
-        color: str = INK,
-        bold: bool = False,
-        align: str = "left",
-    ) -> None:
-        self.axes.text(
-            x,
-            y,
-            words,
-            fontsize=size * self.points,
-            color=color,
-            weight="bold" if bold else "normal",
-            ha=align,
-            va="center",
-        )
-
-    def box(
-        self,
-        x: float,
-        y: float,
-        wide: float,
-        high: float,
-        fill: str,
-        edge: str,
-        dashed: bool = False,
-    ) -> None:
-        from matplotlib.patches import Rectangle
-
-        style = (0, (2, 2)) if dashed else "solid"
-        self.axes.add_patch(
-            Rectangle((x, y), wide, high, facecolor=fill, edgecolor=edge, lw=0.8, linestyle=style)
-        )
-
-    def line(self, x0: float, y0: float, x1: float, y1: float, color: str) -> None:
-        self.axes.plot([x0, x1], [y0, y1], color=color, lw=1.1, solid_capstyle="round", zorder=0.5)
-
-
-def tint(color: str, amount: float) -> str:
-    """The colour mixed with white: 0 leaves it, 1 is white."""
-    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + (255 - part) * amount):02x}" for part in parts)
-
-
-def width_color(index: int) -> str:
-    return HUES[index % len(HUES)]
-
-
-def cell_color(height_index: int, width_index: int, height_phases: int) -> str:
-    """Hue by the width phase, shade by the height phase."""
-    return tint(width_color(width_index), 0.15 + 0.65 * height_index / max(1, height_phases))
 
 
 @dataclass(frozen=True)
@@ -148,6 +87,24 @@ class Strip:
         return sorted(
             ((tap, o // self.stride + tap.shift) for tap in phase.taps), key=lambda pair: pair[1]
         )
+
+    def example(self) -> int | None:
+        """An output for which zeros would cost the most, with the whole kernel on the input.
+
+        None where there are no zeros (stride 1) or too many places to draw.
+        """
+        if self.stride == 1 or (self.kernel - 1) * self.dilation + 3 > MOST_PLACES:
+            return None
+
+        def fitness(o: int) -> tuple[bool, int, float]:
+            """The window on the input, then many zeros, then far from the ends."""
+            places = [o + self.padding - k * self.dilation for k in range(self.kernel)]
+            within = min(places) >= 0 and max(places) <= (self.size - 1) * self.stride
+            return within, self.kernel - len(self.meetings(o)), -abs(o - self.outputs / 2)
+
+        met = [o for o in range(self.outputs) if self.meetings(o)]
+        best = max(met, key=fitness, default=None)
+        return None if best is None or fitness(best)[1] == 0 else best
 
     @property
     def chips(self) -> int:
@@ -244,6 +201,8 @@ def draw_strip(canvas: Canvas, strip: Strip) -> None:
     shown = f"{strip.size} inputs" + (f" of {strip.full_size}" * (strip.size < strip.full_size))
     heading = "Along the line" if strip.axes == "the" else f"Along {strip.axes}"
     canvas.text(MARGIN, top + 0.5, f"{heading}: {', '.join(options)}", 0.6, bold=True)
+    if strip.size < strip.full_size:
+        shown += "; the pattern goes on"
     canvas.text(MARGIN, top + 1.35, f"drawn for {shown}", 0.45, PALE)
     canvas.height = top + 2.1
     draw_meetings(canvas, strip, left, canvas.height)
@@ -259,6 +218,7 @@ def draw_strip(canvas: Canvas, strip: Strip) -> None:
         canvas.text(MARGIN + 0.9, canvas.height + 0.4, f"and {more} more phases", 0.5, PALE)
         canvas.height += 0.85
     canvas.height += 0.7
+    draw_zeros(canvas, strip)
 
 
 def draw_meetings(canvas: Canvas, strip: Strip, left: float, top: float) -> None:
@@ -268,7 +228,7 @@ def draw_meetings(canvas: Canvas, strip: Strip, left: float, top: float) -> None
     for i in range(strip.last_input + 1):
         center = left + strip.input_center(i)
         half = strip.input_width / 2
-        canvas.box(center - half, top, 2 * half, 1.0, "#e8ecf1", PALE)
+        canvas.box(center - half, top, 2 * half, 1.0, INPUT_FILL, PALE)
         canvas.text(center, top + 0.5, f"x{i}", 0.5, bold=True, align="center")
     for o in range(strip.outputs):
         color = width_color(o % strip.stride)
@@ -296,74 +256,42 @@ def draw_meetings(canvas: Canvas, strip: Strip, left: float, top: float) -> None
     canvas.height = outputs_high + 1.3
 
 
-def draw_grid(canvas: Canvas, problem: Problem) -> None:
-    """The output plane coloured by phase; beside it the part of the kernel each phase uses."""
-    both = dimension_phases(problem)
-    rows, columns = (
-        min(size, max(6, 2 * stride), 12)
-        for size, stride in zip(problem.out_size, problem.stride, strict=True)
+def draw_zeros(canvas: Canvas, strip: Strip) -> None:
+    """One output the usual way: the input stretched with zeros, the whole kernel laid over it."""
+    o = strip.example()
+    if o is None:
+        return
+    looked = {o + strip.padding - k * strip.dilation: k for k in range(strip.kernel)}
+    first, last = min(looked) - 1, max(looked) + 1
+    zeros = sum(place % strip.stride != 0 for place in looked)
+    words = (
+        f"The usual way, for y{o}: zeros put between the inputs, the whole kernel laid on them. "
+        f"{zeros} of {strip.kernel} products are with a zero."
     )
-    top = canvas.height
-    canvas.text(MARGIN, top + 0.5, "In the plane: output pixels coloured by phase", 0.6, bold=True)
-    left = "left: colour is the phase along the width, shade the phase along the height"
-    right = "right: the weights (row,column) of the kernel that each phase uses"
-    canvas.text(MARGIN, top + 1.35, left, 0.45, PALE)
-    canvas.text(MARGIN, top + 2.0, right, 0.45, PALE)
-    top += 2.9
-    for y, x in product(range(rows), range(columns)):
-        a, b = y % problem.stride[0], x % problem.stride[1]
-        fill = cell_color(a, b, len(both[0])) if both[0][a].taps and both[1][b].taps else PAPER
-        canvas.box(MARGIN + x, top + y, 1.0, 1.0, fill, PAPER if fill != PAPER else FAINT)
-        if y < problem.stride[0] and x < problem.stride[1]:
-            canvas.text(MARGIN + x + 0.5, top + y + 0.5, f"{y},{x}", 0.36, INK, True, "center")
-    bottom = draw_tap_grids(canvas, problem, MARGIN + columns + 1.5, top)
-    canvas.height = max(top + rows, bottom) + 0.8
-
-
-TAP_GRID_WIDTH = 5.0
-"""Room for one small kernel and for the heading over it."""
-
-
-def tap_grid_cell(problem: Problem) -> float:
-    """Side of one weight in the small kernels: 0.6 up to 6x6, smaller for large kernels."""
-    return min(0.6, 3.6 / max(problem.kernel))
-
-
-def draw_tap_grids(canvas: Canvas, problem: Problem, left: float, top: float) -> float:
-    """The kernel once per phase, the taps it uses filled in. Returns where it ends."""
-    height_phases, width_phases = dimension_phases(problem)
-    cell = tap_grid_cell(problem)
-    wide, high = TAP_GRID_WIDTH, problem.kernel[0] * cell + 1.5
-    per_row = max(1, int((canvas.width - left) // wide))
-    if len(width_phases) <= per_row:
-        per_row = len(width_phases)  # the small kernels then stand as their pixels do
-    combinations = list(product(enumerate(height_phases), enumerate(width_phases)))
-    shown = combinations[: 8 if len(combinations) > MOST_TAP_GRIDS else None]
-    for number, ((a, vertical), (b, horizontal)) in enumerate(shown):
-        x, y = left + number % per_row * wide, top + number // per_row * high
-        color = cell_color(a, b, len(height_phases))
-        used = {(v.k, h.k) for v, h in product(vertical.taps, horizontal.taps)}
-        taps = f"{len(used)} tap{'s' * (len(used) != 1)}" if used else "bias alone"
-        canvas.text(x, y + 0.2, f"from {a},{b}: {taps}", 0.4, bold=True)
-        for k in product(range(problem.kernel[0]), range(problem.kernel[1])):
-            place = (x + k[1] * cell, y + 0.6 + k[0] * cell)
-            canvas.box(*place, cell, cell, color if k in used else PAPER, FAINT)
-            if k in used and cell > 0.5:
-                canvas.text(
-                    place[0] + cell / 2, place[1] + cell / 2, f"{k[0]},{k[1]}", 0.25, align="center"
-                )
-    bottom = top + -(-len(shown) // per_row) * high
-    if len(combinations) > len(shown):
-        more = len(combinations) - len(shown)
-        canvas.text(left, bottom, f"and {more} more phases", 0.45, PALE)
-        bottom += 0.6
-    return bottom
+    canvas.text(MARGIN, canvas.height + 0.3, words, 0.45, PALE)
+    top = canvas.height + 0.95
+    for number, place in enumerate(range(first, last + 1)):
+        x = MARGIN + number * 1.15
+        real = place % strip.stride == 0
+        inside = real and 0 <= place // strip.stride < strip.size
+        name = f"x{place // strip.stride}" if inside else "0"
+        canvas.box(x, top, 1.05, 0.8, INPUT_FILL if inside else PAPER, PALE if inside else FAINT)
+        canvas.text(x + 0.525, top + 0.4, name, 0.42, INK if inside else PALE, inside, "center")
+        if place in looked:
+            color = width_color(o % strip.stride) if inside else FAINT
+            fill = tint(color, 0.8) if inside else PAPER
+            canvas.box(x + 0.1, top + 0.9, 0.85, 0.6, fill, color)
+            ink = INK if inside else PALE
+            canvas.text(x + 0.525, top + 1.2, f"w{looked[place]}", 0.36, ink, align="center")
+    canvas.height = top + 2.4
 
 
 CAPTION = (
-    "One line, one product: the input x at its upper end times the tap w at its lower end.",
-    "No zeros: only the taps that reach an output y stand above it; dashed ones lie off the input.",
+    "x: inputs, y: outputs, w: the taps, which are the weights of the kernel.",
+    "One line, one product: the x at its upper end times the w at its lower end. Sums make the y.",
+    "No zeros: only the taps that reach an output stand above it; dashed ones lie off the input.",
     "No atomics: all products of an output meet in one place, so whoever adds them writes it once.",
+    "Outputs of one colour form a phase: they meet the same taps, shifted along.",
 )
 
 
@@ -422,5 +350,18 @@ def draw_all(canvas: Canvas, problem: Problem, strips: Sequence[Strip]) -> None:
     canvas.height += 0.5
     for strip in strips:
         draw_strip(canvas, strip)
-    if problem.ndim == 2:
-        draw_grid(canvas, problem)
+    if problem.ndim > 1:
+        draw_plane(canvas, problem)
+    draw_count(canvas, problem)
+
+
+def draw_count(canvas: Canvas, problem: Problem) -> None:
+    """What is saved: every tap belongs to one phase, so that the phases share the kernel out."""
+    taps, share = prod(problem.kernel), prod(problem.stride)
+    if share > 1:
+        words = (
+            f"Products per output and channel pair: {taps} the usual way, "
+            f"{taps / share:.3g} on average by phases."
+        )
+        canvas.text(MARGIN, canvas.height, words, 0.5, bold=True)
+        canvas.height += 0.9

@@ -8,11 +8,13 @@ import json
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import gradients
 from .bench import SCHEMA, Row, Settings, environment, problem_of
 from .cases import Case
 from .contenders import TITLES
+from .floor import Rates
 
 ADVICE = "measure again with `upconv bench --out FILE.json`"
 
@@ -60,14 +62,30 @@ def write_results(path: str | Path, results: dict[str, Any]) -> None:
     write_whole(path, json.dumps(results, indent=1) + "\n")
 
 
-def rows_to_keep(path: str | Path, settings: Settings) -> list[Row]:
-    """What was measured before a stop: the rows that were timed, of the same settings and machine.
+class Earlier(NamedTuple):
+    """What was measured before a stop."""
 
-    ResultsError where settings or machine differ: times of both in one file would not compare.
+    rows: list[Row]
+    """Those that were timed."""
+    rates: dict[str, Rates]
+    """The machine's, by dtype."""
+    commit: str | None
+
+
+def earlier(path: str | Path, settings: Settings) -> Earlier:
+    """What a file holds that a run can go on with; nothing where there is no file.
+
+    ResultsError where the machine or the contenders differ: times of both in one file would not
+    compare. Rows of another dtype, layout or direction do not stand in each other's way.
     """
     if not Path(path).exists():
-        return []
+        return Earlier([], {}, None)
     results = read_results(path)
+    if results["schema"] < SCHEMA:
+        raise ResultsError(
+            f"cannot resume {path}: it has schema {results['schema']} of an older upconv, "
+            f"this one writes {SCHEMA}. Use another --out"
+        )
     differences = [
         f"{name} {then} there, {now} now"
         for name, then, now in conditions_then_and_now(results, settings)
@@ -78,7 +96,9 @@ def rows_to_keep(path: str | Path, settings: Settings) -> list[Row]:
             f"cannot resume {path}: {'; '.join(differences)}. "
             "Use the same settings as then, or another --out"
         )
-    return [row for row in rows_of(results) if row.times]
+    rates = {dtype: Rates(**found) for dtype, found in results["machine_rates"].items()}
+    rows = [row for row in rows_of(results) if row.times]
+    return Earlier(rows, rates, results["environment"].get("commit"))
 
 
 def conditions_then_and_now(
@@ -87,9 +107,9 @@ def conditions_then_and_now(
     """Name, value in the file and value now of all that must be equal to go on with a file."""
     # By way of JSON, which knows lists only.
     now = json.loads(json.dumps({"settings": asdict(settings)} | environment(settings)))
-    then = {"settings": {"against": ["default"]} | results["settings"]} | results["environment"]
+    then = {"settings": results["settings"]} | results["environment"]
     found: list[tuple[str, object, object]] = []
-    for name in ("device", "dtype", "layout", "against"):
+    for name in ("device", "against"):
         found.append((name, then["settings"].get(name), now["settings"][name]))
     for name in ("torch", "cuda", "upconv"):
         found.append((name, then.get(name), now[name]))
@@ -102,7 +122,9 @@ def holds(rows: list[Row], case: Case, settings: Settings) -> bool:
     """Whether one of the rows is this case, whatever part of its batch was measured."""
     wanted = problem_of(case, settings)
     return any(
-        row.case == case.name and replace(row.problem, batch=row.full_batch) == wanted
+        row.case == case.name
+        and row.direction == settings.direction
+        and replace(row.problem, batch=row.full_batch) == wanted
         for row in rows
     )
 
@@ -112,7 +134,8 @@ def csv_text(results: dict[str, Any]) -> str:
     rows = rows_of(results)
     there = {name for row in rows for name in (*row.errors, *row.skipped)}
     names = [name for name in TITLES if name in there]
-    records = [flat(row, results, names) for row in rows]
+    backward = any(row.direction == "backward" for row in rows)
+    records = [flat(row, results, names, backward) for row in rows]
     text = io.StringIO()
     if records:
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
@@ -121,17 +144,23 @@ def csv_text(results: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def flat(row: Row, results: dict[str, Any], names: list[str]) -> dict[str, object]:
-    """A row as single values; None, an empty cell, where there is none."""
+def flat(
+    row: Row, results: dict[str, Any], names: list[str], any_backward: bool
+) -> dict[str, object]:
+    """A row as single values; None, an empty cell, where there is none.
+
+    Columns for the gradients are there where one of the rows is a backward pass.
+    """
     machine = results["environment"]
     sizes = {
         name: "x".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in asdict(row.problem).items()
-        if name != "kernel"
+        if name not in ("kernel", "direction")
     }
     record: dict[str, object] = {
         "case": row.case,
         "direction": row.direction,
+        "multiplied_as": row.kind.dtype,
         "device": results["settings"]["device"],
         **sizes,
         "full_batch": row.full_batch,
@@ -140,6 +169,7 @@ def flat(row: Row, results: dict[str, Any], names: list[str]) -> dict[str, objec
         "correct": row.correct,
         "failure": row.failure,
         "limit": row.limit,
+        "floor_ms": row.floor_ms,
         "speed_up": row.ratio,
     }
     for name in names:
@@ -152,10 +182,14 @@ def flat(row: Row, results: dict[str, Any], names: list[str]) -> dict[str, objec
         record[f"{name}_error"] = row.errors.get(name)
         record[f"{name}_tflop_per_s"] = rates.get("tflop_per_s")
         record[f"{name}_tb_per_s"] = rates.get("tb_per_s")
+        record[f"{name}_share_of_floor"] = row.share_of_floor.get(name)
+        for part in gradients.NAMES if any_backward else ():
+            record[f"{name}_{part}_gradient_error"] = row.gradients.get(name, {}).get(part)
         record[f"{name}_scratch_bytes"] = row.scratch.get(name)
         record[f"{name}_skipped"] = row.skipped.get(name)
     return record | {
         "upconv_version": machine["upconv"],
+        "commit": machine.get("commit"),
         "torch_version": machine["torch"],
         "hardware": machine["hardware"]["name"],
         "date": machine["date"],

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .bench import Row
+from .bench import Kind, Row, by_kind, summary
 from .comparison import Comparison
 from .contenders import TITLES
 from .explain import shorthand
@@ -36,7 +36,8 @@ def layer_text(row: Row) -> str:
     return ", ".join(parts)
 
 
-def milliseconds(value: float) -> str:
+def digits(value: float) -> str:
+    """Three that matter."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -45,7 +46,7 @@ def time_text(row: Row, name: str, spread: bool = True) -> str:
     if name not in row.times:
         return "-"
     timing = row.times[name]
-    text = milliseconds(timing.median)
+    text = digits(timing.median)
     if spread:
         text += f" ±{(timing.high - timing.low) / 2 / timing.median:.0%}"
     return text
@@ -60,7 +61,7 @@ def verdict(row: Row) -> str:
     if row.failure:
         return f"failed: {row.failure}"
     if not row.correct:
-        return f"WRONG: error {row.errors['upconv']:.1e} > {row.limit:.1e}"
+        return f"WRONG: {row.wrong('upconv')}"
     others = [error for name, error in row.errors.items() if name != "upconv"]
     worst = f" ({max(others):.1e})" if others else ""
     return f"{row.errors['upconv']:.1e}{worst}"
@@ -68,6 +69,25 @@ def verdict(row: Row) -> str:
 
 def ratio_text(row: Row) -> str:
     return "-" if row.ratio is None else f"{row.ratio:.2f}x"
+
+
+def floor_text(row: Row) -> str:
+    share = row.share_of_floor.get("upconv")
+    return "-" if share is None else f"{share:.0%}"
+
+
+def speed_texts(row: Row) -> tuple[str, str]:
+    """TFLOP/s and TB/s of upconv: work and least traffic by time."""
+    rates = row.rates.get("upconv")
+    if rates is None:
+        return "-", "-"
+    return f"{rates['tflop_per_s']:.3g}", f"{rates['tb_per_s']:.3g}"
+
+
+def size_text(size: int | None) -> str:
+    if size is None:
+        return "-"
+    return f"{digits(size / 2**20)} MiB" if size else "0"
 
 
 def contenders_of(rows: list[Row]) -> list[str]:
@@ -87,12 +107,16 @@ def time_columns(names: list[str]) -> list[str]:
 def terminal_table(rows: list[Row], title: str) -> Table:
     names = contenders_of(rows)
     table = Table(title=title, title_justify="left")
-    for column in ("case", "batch", "kernel", "error (PyTorch's)", *time_columns(names)):
+    on_gpu = any(row.scratch for row in rows)
+    beside = ("TFLOP/s", "TB/s", "of floor", *(["scratch"] if on_gpu else []))
+    for column in ("case", "batch", "kernel", "error (PyTorch's)", *time_columns(names), *beside):
         table.add_column(column, justify="left" if column in ("case", "kernel") else "right")
     for row in rows:
         bad = row.failure or not row.correct or (row.ratio or 1) < 0.95
         times = [time_text(row, name) for name in names]
-        cells = (row.case, batch_text(row), row.kernel, verdict(row), *times, ratio_text(row))
+        cells = [row.case, batch_text(row), row.kernel, verdict(row), *times, ratio_text(row)]
+        cells += [*speed_texts(row), floor_text(row)]
+        cells += [size_text(row.scratch.get("upconv"))] * on_gpu
         table.add_row(*cells, style="red" if bad else None)
     return table
 
@@ -104,9 +128,13 @@ def skipped_lines(rows: list[Row]) -> list[str]:
         for name, reason in row.skipped.items():
             cases.setdefault((name, reason), []).append(row.case)
     return [
-        f"{name} was not timed ({'all cases' if len(of) == len(rows) else ', '.join(of)}): {reason}"
+        f"{name} was not timed ({'all cases' if len(of) == len(rows) else _listed(of)}): {reason}"
         for (name, reason), of in cases.items()
     ]
+
+
+def _listed(cases: list[str]) -> str:
+    return ", ".join(dict.fromkeys(cases))
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
@@ -117,8 +145,8 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     for change in comparison.changes:
         table.add_row(
             change.case,
-            milliseconds(change.old.median),
-            milliseconds(change.new.median) if change.new else "-",
+            digits(change.old.median),
+            digits(change.new.median) if change.new else "-",
             f"{change.ratio:.2f}" if change.ratio else "-",
             f"±{change.spread:.0%}",
             change.verdict,
@@ -139,38 +167,60 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     ]
 
 
-def summary_line(summary: dict[str, Any]) -> str:
-    if not summary["cases"]:
+def summary_line(found: dict[str, Any]) -> str:
+    if not found["cases"]:
         return "nothing was timed"
     return (
-        f"{summary['cases']} cases: geometric mean {summary['geometric_mean']:.2f}x, "
-        f"worst {summary['worst']:.2f}x ({summary['worst_case']})"
+        f"{found['cases']} cases: geometric mean {found['geometric_mean']:.2f}x, "
+        f"worst {found['worst']:.2f}x ({found['worst_case']})"
     )
 
 
-def conditions(results: dict[str, Any]) -> str:
-    """Where and how the results were measured, in two lines."""
-    environment, settings = results["environment"], results["settings"]
-    machine = environment["hardware"]
-    where = machine["name"] or machine["kind"]
+def machine_text(results: dict[str, Any]) -> str:
+    machine = results["environment"]["hardware"]
+    where = str(machine["name"] or machine["kind"])
     if machine["kind"] == "cpu":
         threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)}"
         where += f", {threads}, {machine['isa']}"
+    return where
+
+
+def conditions(results: dict[str, Any], kind: Kind) -> str:
+    """Where and how a table's rows were measured, in two lines."""
+    environment = results["environment"]
     return (
-        f"{where}; {settings['dtype']}, {settings['layout']}, forward;\n"
+        f"{machine_text(results)}; {kind};\n"
         f"PyTorch {environment['torch']}, upconv {environment['upconv']}, {environment['date']}"
     )
 
 
+def rates_lines(results: dict[str, Any]) -> list[str]:
+    """What the floor was computed from."""
+    return [
+        f"floor: {dtype} {rates['flop_per_s'] / 1e12:.3g} TFLOP/s in a matrix product, "
+        f"{rates['byte_per_s'] / 1e12:.3g} TB/s in a copy, both measured in this run"
+        for dtype, rates in results.get("machine_rates", {}).items()
+    ]
+
+
 def markdown(results: dict[str, Any]) -> str:
-    """The table of the README. Times are medians; the error is a share of the largest output."""
-    rows = rows_of(results)
+    """The tables of the README, one for each dtype, layout and direction."""
+    tables = [
+        markdown_table(results, kind, rows) for kind, rows in by_kind(rows_of(results)).items()
+    ]
+    return "\n\n".join(tables)
+
+
+def markdown_table(results: dict[str, Any], kind: Kind, rows: list[Row]) -> str:
+    """Times are medians; the error is a share of the largest output."""
     names = contenders_of(rows)
-    columns = ("case", "layer", "batch", "kernel", *time_columns(names), "error")
+    with_floor = any(row.floor_ms is not None for row in rows)
+    shares = ("of floor",) if with_floor else ()
+    columns = ("case", "layer", "batch", "kernel", *time_columns(names), *shares, "error")
     lines = [
-        f"{conditions(results)}.",
+        f"{conditions(results, kind)}.",
         "",
-        f"**{summary_line(results['summary'])}**",
+        f"**{summary_line(summary(rows))}**",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -178,6 +228,7 @@ def markdown(results: dict[str, Any]) -> str:
     for row in rows:
         error = f"{row.errors['upconv']:.1e}" if row.correct else verdict(row)
         times = [time_text(row, name, spread=False) for name in names]
-        texts = (row.case, layer_text(row), batch_text(row), row.kernel, *times)
-        lines.append(f"| {' | '.join((*texts, ratio_text(row), error))} |")
+        texts = [row.case, layer_text(row), batch_text(row), row.kernel, *times, ratio_text(row)]
+        texts += [floor_text(row)] * with_floor
+        lines.append(f"| {' | '.join([*texts, error])} |")
     return "\n".join(lines)

@@ -272,7 +272,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]:
     """The plan as integers, in the order of csrc/cuda/sm90_params.h."""
-    if not tiling.split and len(job_list) % 2:  # the second consumer of the last group idles
+    if not tiling.alternate and len(job_list) % 2:  # the second consumer of the last group idles
         last = job_list[-1]
         empty = tuple(replace(kind, taps=()) for kind in last.kinds)
         idle = (shape.problem.out_channels,) * len(empty)

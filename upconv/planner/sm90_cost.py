@@ -1,8 +1,9 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
 The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 720 runs of 9 problems), by least squares with
-non-negative terms; the standard deviation is 9 %. The terms add up because the stages of the
+(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 568 runs of 9 problems, of which those within
+1.4x of their problem's best count), by least squares with non-negative terms; the standard
+deviation is 9 %. The terms add up because the stages of the
 pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
 one alone would count. A test compares the constants with the fit.
 """
@@ -17,15 +18,18 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "tensor": 0.649,
-    "items": 528.0,
-    "slices": 85.5,
-    "stored": 0.0188,
-    "segments": 5.25,
-    "weights": 0.0113,
-    "unit": 2357.0,
+    "tensor": 0.341,
+    "placed": 0.0447,
+    "slices": 112.0,
+    "turns": 355.0,
+    "stored": 0.0236,
+    "segments": 4.95,
+    "weights": 0.0270,
+    "unit": 278.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+GATHER_FACTOR = 2.0
+"""How much slower a tile fills where the loaders copy by themselves instead of TMA."""
 SPREAD_STORE = 9.0
 """How much slower the stores are that spread more than two width phases (measured on kb81)."""
 PACK_MICROSECONDS = 8.0
@@ -40,9 +44,11 @@ class UnitWork:
 
     tensor: float
     """Cycles that the tensor cores need by themselves."""
-    items: float
-    """Items (4 pixels of a channel block) of a loader thread."""
+    placed: float
+    """Bytes of the tile, margins included, written in its own layout."""
     slices: float
+    turns: float
+    """Turns of the consumers at the tensor cores."""
     stored: float
     """Bytes written."""
     segments: float
@@ -56,7 +62,8 @@ class UnitWork:
         cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
         return {
             "the tensor cores": cost["tensor"],
-            "filling the tile": cost["items"] + cost["slices"],
+            "filling the tile": cost["placed"] + cost["slices"],
+            "turns of the consumers": cost["turns"],
             "the stores": cost["stored"] + cost["segments"],
             "the weights": cost["weights"],
         }

@@ -17,6 +17,7 @@ from .problem import Hardware
 from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
+    GATHER_FACTOR,
     PACK_MICROSECONDS,
     SPREAD_STORE,
     START_CYCLES,
@@ -46,13 +47,21 @@ MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS = 32, 1024, 128, 4, 4
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
 STAGE_BYTES = 8192
-FIXED_BYTES = 1024 + 2 * 256 * 4 + 2 * 8 * 96 * 4 + 1024 * 4 + 8 * 8 * 544 + 6 * 64 * 96 + 4096
-"""Barriers, tables of columns, offsets and pairs, staging of 8 warps, raw ring of the loaders, and
-slack after the last plane."""
+FIXED_BYTES = 1024 + 2 * 256 * 4 + 1024 * 4 + 8 * 16 * 288 + 4096
+"""Barriers, tables of columns and pairs, staging of 8 warps, and slack after the last plane."""
+GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
+"""Table of offsets and raw ring of the loaders, where they copy without TMA."""
+BOX_BYTES = 32 * 1024
+"""Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
+BOX_GOOD = 8 * 1024
+"""Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
+BOX_MOST = 256
+"""Elements of a box along one dimension."""
+MAX_CHUNKS = 16
+COPY_BOXES = 3
+"""`copy` for TMA boxes."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
-LOADERS = 96
-"""Loader threads of a block."""
 MAX_SLOTS, MAX_STAGES = 16, 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -65,8 +74,8 @@ PLANE_PHASE = 1
 class Tiling:
     n: int
     blocks: int
-    split: bool
-    """The consumers split the pixels (and share weights) rather than the jobs."""
+    alternate: bool
+    """The consumers take units in turn, rather than two jobs of the same unit."""
     images: int
     height: int
     width: int
@@ -79,7 +88,10 @@ class Tiling:
     slots: int
     stages: int
     vector: int
+    copy: int
     shift_x: int
+    box: tuple[int, int, int, int, int]
+    """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
     groups: int
     tiles: tuple[int, int, int]
     cycles: float
@@ -88,14 +100,6 @@ class Tiling:
     @property
     def microseconds(self) -> float:
         return self.cycles / CLOCK_MHZ + PACK_MICROSECONDS
-
-    @property
-    def split_pixels(self) -> int:
-        if not self.split:
-            return 0
-        if self.images > 1:
-            return self.images // 2 * self.rows * self.pitch
-        return self.height // 2 * self.pitch
 
     def pairs(
         self,
@@ -121,7 +125,7 @@ class Tiling:
             "tile_n": self.n,
             "job_blocks": self.blocks,
             "channels_last": int(problem.channels_last),
-            "copy": copy_mode(shape)[0],
+            "copy": self.copy,
             "batch": problem.batch,
             "in_channels": problem.in_channels,
             "in_h": problem.in_size[0],
@@ -149,7 +153,13 @@ class Tiling:
             "slices": self.slices,
             "slots": self.slots,
             "stages": self.stages,
-            "split_pixels": self.split_pixels,
+            "raw_w": self.box[0],
+            "raw_h": self.box[1],
+            "raw_blocks": self.box[2],
+            "raw_bytes": self.box[3],
+            "raw_chunks": self.box[4],
+            "alternate": int(self.alternate),
+            "turn_slices": turn_slices(self.alternate, self.slices, self.slots),
             "fold_rows": shape.fold_rows,
             "vector": self.vector,
             "weight_in": 0,
@@ -163,15 +173,15 @@ class Tiling:
     def notes(self, shape: Shape) -> tuple[str, ...]:
         use = shape.problem.batch * shape.rows.count * shape.columns.count
         points = self.tiles[0] * self.tiles[1] * self.tiles[2]
-        consumers = 2 if self.split else 1
-        share = use / (points * consumers * self.n)
-        kind = "split the pixels" if self.split else "split the output rows"
+        share = use / (points * self.n)
+        kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+        copies = "TMA boxes" if self.copy == COPY_BOXES else "copies of the loaders' own"
         return (
             f"tile {self.images} x {self.height} x {self.width} lattice points, "
             f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} slots, "
-            f"{self.stages} weight stages",
+            f"{self.stages} weight stages, input by {copies}",
             f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
@@ -184,11 +194,9 @@ def tilings(
         job_list = by_blocks[blocks]
         if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
-        for split in (False, True):
-            if not split and len(job_list) == 1:
-                continue
-            for area in areas(shape, n, split, store_vector(shape, job_list)):
-                yield from pipelines(shape, job_list, n, blocks, split, area, hardware)
+        for area in areas(shape, n, store_vector(shape, job_list)):
+            for alternate in (True, False) if len(job_list) > 1 else (True,):
+                yield from pipelines(shape, job_list, n, blocks, alternate, area, hardware)
 
 
 @dataclass(frozen=True)
@@ -200,11 +208,36 @@ class Area:
     rows: int
     pixels: int
     vector: int
+    copy: int
     shift_x: int
 
 
+def box_of(shape: Shape, area: Area) -> tuple[int, int]:
+    """Columns and rows of the TMA box that holds one channel of a tile.
+
+    A box begins on 16 bytes, at most `late` columns before the tile does.
+    """
+    whole = 16 // shape.problem.element_bytes
+    step = shape.columns.in_step
+    late = max((i * area.width * step + area.shift_x) % whole for i in range(whole))
+    return up(area.pitch * step + late, whole), area.rows * shape.rows.in_step
+
+
+def boxes_fit(shape: Shape, area: Area) -> bool:
+    return max(*box_of(shape, area), area.images) <= BOX_MOST
+
+
+def copy_modes(shape: Shape) -> list[tuple[int, int]]:
+    """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
+    problem = shape.problem
+    if problem.channels_last or problem.in_size[1] * problem.element_bytes % 16:
+        return [copy_mode(shape)]
+    # Two pixels of 16 bits are read together.
+    return [(COPY_BOXES, 4 // problem.element_bytes), copy_mode(shape)]
+
+
 def copy_mode(shape: Shape) -> tuple[int, int]:
-    """How input rows are copied (the kernel's `copy`), and to how many pixels they are aligned."""
+    """The same without TMA."""
     problem = shape.problem
     width = problem.in_size[1]
     if problem.channels_last:
@@ -229,47 +262,70 @@ def store_vector(shape: Shape, job_list: list[Job]) -> int:
     return whole if width % whole == 0 else gcd(width, 2)
 
 
-def widths(shape: Shape, n: int, vector: int) -> list[int]:
+def widths(shape: Shape, n: int, vector: int, start: int) -> list[int]:
     """Widths of a tile, in lattice points: what cuts the image evenly and fits rows into N."""
     count = shape.columns.count
     whole = vector // gcd(vector, shape.columns.out_step)
-    align = max(whole, copy_mode(shape)[1])
     parts = {-(-count * rows // n) for rows in range(1, 17)} | {1}
-    cut = {up(-(-count // part), align if part > 1 else whole) for part in parts}
+    cut = {up(-(-count // part), max(whole, start) if part > 1 else whole) for part in parts}
     return sorted(width for width in cut if width <= n)
 
 
-def areas(shape: Shape, n: int, split: bool, vector: int) -> Iterator[Area]:
-    """The tile areas that fit N pixels a consumer."""
+def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
+    """The tile areas that fit N pixels, each with the best way to copy it."""
+    boxed: set[tuple[int, int]] = set()
+    for copy, start in copy_modes(shape):
+        for area in areas_copied(shape, n, vector, copy, start):
+            if copy == COPY_BOXES:
+                if not boxes_fit(shape, area):
+                    continue
+                boxed.add((area.images, area.height))
+            elif boxed:
+                continue
+            yield area
+
+
+def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
     problem = shape.problem
     count_y, count_x = shape.rows.count, shape.columns.count
     low_y, high_y, low_x, high_x = shape.shifts
     step = shape.rows.in_step
-    start = copy_mode(shape)[1]
     low_x = low_x // start * start
     align = max(vector // gcd(vector, shape.columns.out_step), start, ITEM_PIXELS)
-    consumers = 2 if split else 1
-    for width in widths(shape, n, vector):
+    for width in widths(shape, n, vector, start):
         pitch = width + high_x - low_x
         if width >= count_x:  # the margins are zeros, so rows can share them
             pitch = max(problem.in_size[1] - low_x, width + high_x, width)
         pitch = up(pitch, align)
         overhang = max(0, width + high_x - low_x - pitch)
-        most = min(1 + (n - width) // pitch, -(-count_y // consumers))
-        bands = -(-count_y // (most * consumers))
-        for height in {most, -(-count_y // (bands * consumers))}:
-            rows = height * consumers + (high_y - low_y) // step
+        most = min(1 + (n - width) // pitch, count_y)
+        for height in {most, -(-count_y // -(-count_y // most))}:
+            rows = height + (high_y - low_y) // step
             pixels = up(step * rows * pitch + overhang, ITEM_PIXELS)
-            yield Area(1, height * consumers, width, pitch, rows, pixels, vector, low_x)
+            yield Area(1, height, width, pitch, rows, pixels, vector, copy, low_x)
         used = (count_y - 1) * pitch + width
         if step > 1 or used > n:
             continue
         rows = max(problem.in_size[0] - low_y, count_y + high_y, count_y)
-        images = min(1 + (n - used) // (rows * pitch), -(-problem.batch // consumers)) * consumers
+        images = min(1 + (n - used) // (rows * pitch), problem.batch)
         if images > 1:
             over_rows = max(0, count_y + high_y - low_y - rows)
             pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
-            yield Area(images, count_y, width, pitch, rows, pixels, vector, low_x)
+            yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, low_x)
+
+
+def raw_ring(
+    shape: Shape, area: Area, slice_blocks: int
+) -> tuple[tuple[int, int, int, int, int], int]:
+    """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
+    if area.copy != COPY_BOXES:
+        return (0, 0, 0, 0, 0), GATHER_BYTES
+    columns, rows = box_of(shape, area)
+    block = columns * rows * area.images * 16
+    blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
+    size = up(blocks * block, 128)
+    count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
+    return (columns, rows, blocks, size, count), size * count
 
 
 def pipelines(
@@ -277,7 +333,7 @@ def pipelines(
     job_list: list[Job],
     n: int,
     blocks: int,
-    split: bool,
+    alternate: bool,
     area: Area,
     hardware: Hardware,
 ) -> Iterator[Tiling]:
@@ -285,55 +341,60 @@ def pipelines(
     problem = shape.problem
     block_channels = 16 // problem.element_bytes
     total_blocks = up(-(-problem.in_channels // block_channels), 2)
-    plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
     if (
         area.pixels > MAX_PIXELS
         or area.images * problem.in_channels * prod(problem.in_size) >= 2**30
+        or (area.images - 1) * problem.out_channels * prod(problem.out_size) >= 2**30
     ):
         return
+    plane = area.pixels + (PLANE_PHASE - area.pixels) % 8
     for slice_blocks in (8, 4, 2):
         if slice_blocks > total_blocks and slice_blocks > 2:
             continue
         slices = -(-total_blocks // slice_blocks)
         slot = slice_blocks * plane * 16
-        room = hardware.shared_memory - FIXED_BYTES
+        room = hardware.shared_memory - FIXED_BYTES - raw_ring(shape, area, slice_blocks)[1]
         kinds = {kind: None for job in job_list for kind in job.kinds}
         pair_count = sum(up(len(kind.taps) * slice_blocks // 2, STEP_PAIRS) for kind in kinds)
         # A job that idles brings tap lists of its own, empty ones.
-        idle = blocks if not split and len(job_list) % 2 else 0
+        idle = blocks if not alternate and len(job_list) % 2 else 0
         if pair_count > MAX_PAIRS or len(kinds) + idle > MAX_KINDS:
             continue
-        rings = 1 if split else 2  # consumers that split the pixels share their weights
-        for stages in (8, 6, 5, 4):
-            slots = min((room - rings * stages * STAGE_BYTES) // slot, MAX_SLOTS)
+        for stages in (8, 6, 4):
+            slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
             if slots >= 2:
                 depth = (slice_blocks, slices, slots, stages)
-                yield timed(shape, job_list, n, blocks, split, area, plane, depth, hardware)
+                yield timed(shape, job_list, n, blocks, alternate, area, plane, depth, hardware)
 
 
-def group_count(job_list: list[Job], split: bool) -> int:
+def group_count(job_list: list[Job], alternate: bool) -> int:
     """Units of work of one tile: a job each, or two where the consumers take one each."""
-    return len(job_list) if split else -(-len(job_list) // 2)
+    return len(job_list) if alternate else -(-len(job_list) // 2)
+
+
+def turn_slices(alternate: bool, slices: int, slots: int) -> int:
+    """Slices of one turn: whole units where these alternate; else half of the ring, so that the
+    next turn's slices arrive during this one."""
+    return slices if alternate else min(slices, max(slots // 2, 1))
 
 
 def unit_work(
     shape: Shape,
     job_list: list[Job],
     n: int,
-    split: bool,
+    alternate: bool,
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work."""
     problem = shape.problem
-    slice_blocks, slices = depth
+    slice_blocks, slices, slots = depth
     lists = [len(kind.taps) * slice_blocks // 2 for job in job_list for kind in job.kinds]
-    share = slices / group_count(job_list, split)
-    side_by_side = LOADERS // min(slice_blocks, 4)
-    passes = max(slice_blocks // 4, 1)
+    share = slices / group_count(job_list, alternate)
     outputs = problem.batch * problem.out_channels * problem.out_size[0] * problem.out_size[1]
     stored = outputs * problem.element_bytes / units
+    boxes = area.copy == COPY_BOXES
     span = shape.columns.out_step if job_list[0].interleave else 1
     segments = outputs / units / (area.width * span)
     if problem.channels_last:
@@ -343,9 +404,10 @@ def unit_work(
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
     return UnitWork(
-        tensor=sum(lists) * (2 if split else 1) * share * n / 2,
-        items=-(-area.pixels // (ITEM_PIXELS * side_by_side)) * passes * slices,
+        tensor=sum(lists) * share * n / 2,
+        placed=area.pixels * slice_blocks * slices * 16 * (1 if boxes else GATHER_FACTOR),
         slices=slices,
+        turns=1 if alternate else 2 * -(-slices // turn_slices(alternate, slices, slots)),
         stored=stored,
         segments=segments,
         weights=sum(map(step_count, lists)) * share * STAGE_BYTES,
@@ -357,7 +419,7 @@ def timed(
     job_list: list[Job],
     n: int,
     blocks: int,
-    split: bool,
+    alternate: bool,
     area: Area,
     plane: int,
     depth: tuple[int, int, int, int],
@@ -371,18 +433,16 @@ def timed(
         -(-shape.rows.count // area.height),
         -(-shape.columns.count // area.width),
     )
-    groups = group_count(job_list, split)
+    groups = group_count(job_list, alternate)
     units = tiles[0] * tiles[1] * tiles[2] * groups
-    work = unit_work(shape, job_list, n, split, area, (slice_blocks, slices), units)
+    work = unit_work(shape, job_list, n, alternate, area, depth[:3], units)
     memory = problem.bytes / units / DRAM_BYTES
     cycles = max(work.cycles, memory)
-    if slots < 3:
-        cycles *= 1.1  # the consumers then wait for each other
     waves = -(-units // hardware.multiprocessors)
     return Tiling(
         n,
         blocks,
-        split,
+        alternate,
         area.images,
         area.height,
         area.width,
@@ -395,7 +455,9 @@ def timed(
         slots,
         stages,
         area.vector,
+        area.copy,
         area.shift_x,
+        raw_ring(shape, area, slice_blocks)[0],
         groups,
         tiles,
         cycles * waves + START_CYCLES,

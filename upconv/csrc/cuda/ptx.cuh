@@ -1,6 +1,8 @@
 // One PTX instruction per wrapper; no other file holds `asm`, except wgmma.cuh, which is generated.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 namespace upconv::ptx {
@@ -100,25 +102,30 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared4(uint32_t address) {
-  uint4 v;
+// TMA: a box of a 4-dimensional tensor -> shared memory, completing on a barrier.
+__device__ __forceinline__ void box_copy(uint32_t destination, const CUtensorMap& map, int c0,
+                                         int c1, int c2, int c3, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(destination),
+      "l"(&map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_shared(unsigned short& v, uint32_t address) {
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint32_t& v, uint32_t address) {
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint2& v, uint32_t address) {
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_shared(uint4& v, uint32_t address) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(address)
                : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint2 load_shared2(uint32_t address) {
-  uint2 v;
-  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
-  uint32_t v;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
-  return v;
 }
 
 // Makes ordinary shared-memory stores of this thread visible to WGMMA and bulk copies.
@@ -131,9 +138,14 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
-
+__device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t address, unsigned short v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 
 // --- numbers and registers -------------------------------------------------------------------

@@ -37,52 +37,56 @@ struct VectorOf<16> {
   using Type = uint4;
 };
 
+// Writes down, once, where each accumulator column lies: image, row and column of the tile in a
+// byte each, and the offset of its output from the unit's first; -1 for margins. Saves the
+// divisions and most of the arithmetic in every unit.
+template <int N>
+__device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
+  for (int n = threadIdx.x; n < N; n += kThreads) {
+    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
+    shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
+    const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
+    const int images = image * p.out_channels * p.out_h * p.out_w;
+    shared.places[n] = inside ? images + (p.channels_last ? pixel * p.out_channels : pixel) : -1;
+  }
+}
+
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
 struct Consumer {
   using Element = typename Operand::Element;
-  // Staging of the epilogue, in elements. Contiguous: rows of 512 bytes, padded so that the 8 rows
-  // fall into different banks. channels_last: 16 channels a pixel, padded likewise.
-  static constexpr int kChunk = 512 / sizeof(Element);
-  static constexpr int kPitch = kChunk + 8;
+  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
+  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
+  static constexpr int kChunk = 256 / sizeof(Element);
+  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
   static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
-  static_assert(8 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
+  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
   static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
   const Sm90Params& p;
   const Shared& shared;
   const int c;
-  const uint32_t weights, weights_full, spent;
   const bool issuer;  // the one thread of the warpgroup that arrives on barriers
   float d[MB][N / 2];
   int stage = 0, slot = 0;
-  uint32_t stage_parity = 0, slot_parity = 0;
-  struct Step {
-    int stage = -1, slot = -1;
-  };
-  Step older, newer;  // steps in flight
+  uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
+  // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
+  // register each: there is none to spare.
+  int older = 0, newer = 0;
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : p(p),
         shared(shared),
         c(c),
-        weights(shared.weights + ring(p, c) * p.stages * kStageBytes),
-        weights_full(shared.weights_full + ring(p, c) * 8 * kMaxStages),
-        spent(shared.spent + ring(p, c) * 8 * kMaxStages),
-        issuer(threadIdx.x % 128 == 0) {}
-
-  __device__ static __forceinline__ int ring(const Sm90Params& p, int c) {
-    return p.split_pixels ? 0 : c;
-  }
+        issuer(threadIdx.x % 128 == 0),
+        turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
-  __device__ __forceinline__ void retire(const Step& step) {
+  __device__ __forceinline__ void retire(int step) {
     if (issuer) {
-      if (step.stage >= 0) ptx::barrier_arrive(spent + 8 * step.stage);
-      if (step.slot >= 0) {
-        const bool hand_on = c == 0 && !p.split_pixels;
-        ptx::barrier_arrive((hand_on ? shared.passed : shared.emptied) + 8 * step.slot);
-      }
+      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
+      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
     }
     __syncwarp();
   }
@@ -92,7 +96,27 @@ struct Consumer {
     ptx::wgmma_wait<0>();
     retire(older);
     retire(newer);
-    older = newer = Step();
+    older = newer = 0;
+  }
+
+  __device__ __forceinline__ void begin_turn() {
+    ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
+    turn_parity ^= 1;
+  }
+  // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
+  __device__ __forceinline__ void end_turn() {
+    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    drain();
+  }
+
+  // Moves past the weight blocks and slots of the other consumer's turn.
+  __device__ __forceinline__ void skip_stages(int steps) {
+    stage += steps;
+    while (stage >= p.stages) stage -= p.stages, stage_parity ^= 1;
+  }
+  __device__ __forceinline__ void skip_slots(int slices) {
+    slot += slices;
+    while (slot >= p.slots) slot -= p.slots, slot_parity ^= 1;
   }
 
   __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
@@ -113,8 +137,8 @@ struct Consumer {
                                            const int* offsets) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
-    ptx::barrier_wait(weights_full + 8 * stage, stage_parity);
-    const uint32_t a = descriptor_low(weights + stage * kStageBytes, kRowsPerBlock);
+    ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
+    const uint32_t a = descriptor_low(shared.weights + stage * kStageBytes, kRowsPerBlock);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
@@ -125,41 +149,58 @@ struct Consumer {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = Step{stage, -1};
+    newer = stage + 1;
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
   }
 
-  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices) {
+  // `lists`: each block's tap list, its first pair and their number in 16 bits each.
+  __device__ __forceinline__ void multiply_slice(const uint32_t (&lists)[MB]) {
+    // Nothing is held back while waiting: the slot waited for may depend on it.
+    if (!ptx::barrier_test(shared.filled + 8 * slot, slot_parity)) {
+      drain();
+      ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
+    }
+    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.plane);
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+      const int* pair = shared.pairs + (lists[j] >> 16);
+      int left = lists[j] & 0xffff;
+      for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
+      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
+      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
+    }
+    if (newer) {
+      newer |= (slot + 1) << 8;
+    } else {  // a job without taps has read nothing
+      retire((slot + 1) << 8);
+    }
+    skip_slots(1);
+  }
+
+  // `other_steps`: weight blocks of the other consumer in each slice.
+  __device__ __forceinline__ void accumulate(const Sm90Job& job, int slices, int other_steps) {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
-    const uint32_t ready = c == 0 || p.split_pixels ? shared.filled : shared.passed;
-    const int first = c * p.split_pixels * 16;
-    for (int slice = 0; slice < slices; ++slice) {
-      // Nothing is held back while waiting: the slot waited for may depend on it.
-      if (!ptx::barrier_test(ready + 8 * slot, slot_parity)) {
-        drain();
-        ptx::barrier_wait(ready + 8 * slot, slot_parity);
-      }
-      const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p) + first, p.plane);
+    uint32_t lists[MB];
 #pragma unroll
-      for (int j = 0; j < MB; ++j) {
-        const Sm90Kind& kind = p.kind[job.kind[j]];
-        // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole
-        // steps.
-        const int* pair = shared.pairs + kind.begin;
-        int left = kind.end - kind.begin;
-        for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-        for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-        for (; left >= 1; --left)
-          multiply<1>(d[j], tile, pair + (kind.end - kind.begin) % 4 / 2 * 2);
-      }
-      if (job.steps == 0) retire(Step{-1, slot});
-      newer.slot = job.steps == 0 ? -1 : slot;
-      if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+    for (int j = 0; j < MB; ++j) {
+      const Sm90Kind& kind = p.kind[job.kind[j]];
+      lists[j] = kind.begin << 16 | (kind.end - kind.begin);
     }
-    drain();
+    // A unit without slices takes an empty turn: the other consumer waits for it.
+    int slice = 0;
+    do {
+      const int count = min(p.turn_slices, slices - slice);
+      if (c == 1) skip_stages(other_steps * count);
+      begin_turn();
+      for (int i = 0; i < count; ++i) multiply_slice(lists);
+      end_turn();
+      if (c == 0) skip_stages(other_steps * count);
+      slice += count;
+    } while (slice < slices);
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -169,32 +210,32 @@ struct Consumer {
   // --- Consumers: epilogue ---------------------------------------------------------------------
   // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
 
-  // Writes down, once, where each accumulator column of this consumer lies in the tile: image, row
-  // and column in a byte each, -1 for margins. Saves four divisions a column and unit.
-  __device__ __forceinline__ void list_columns() const {
-    for (int n = threadIdx.x % 128; n < N; n += 128) {
-      const int index = c * p.split_pixels + n;
-      const int column = index % p.pitch, row = index / p.pitch % p.rows;
-      const int image = index / p.pitch / p.rows;
-      const bool inside = (p.split_pixels == 0 || n < p.split_pixels) && column < p.tile_w &&
-                          row < p.tile_h && image < p.tile_o;
-      shared.columns[c * 256 + n] = inside ? image << 16 | row << 8 | column : -1;
-    }
-    ptx::warpgroup_sync(1 + c);
+  // First output of a unit's row phase in y, channel 0.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_y,
+                                                 int first_x) const {
+    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
+    const int64_t pixel = row * p.out_w + static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t image = static_cast<int64_t>(where.o) * p.out_channels * p.out_h * p.out_w;
+    return image + (p.channels_last ? pixel * p.out_channels : pixel);
   }
 
-  // Offset in y of channel 0 of column `n`, output column `extra_x` of its lattice point; -1 when
-  // nothing is to be stored.
-  __device__ __forceinline__ int64_t output_offset(const Unit& where, int first_y, int n,
-                                                   int extra_x) const {
-    const int entry = n < N ? shared.columns[c * 256 + n] : -1;
-    const int image = where.o + (entry >> 16);
-    const int oy = (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y;
-    const int ox = (where.x + (entry & 255)) * p.out_step_x + extra_x;
-    if (entry < 0 || image >= p.batch || oy >= p.out_h || ox >= p.out_w) return -1;
-    const int64_t area = static_cast<int64_t>(p.out_h) * p.out_w;
-    const int64_t pixel = static_cast<int64_t>(oy) * p.out_w + ox;
-    return image * area * p.out_channels + (p.channels_last ? pixel * p.out_channels : pixel);
+  // Are all outputs of the tile inside, for the given row phase and last column phase?
+  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
+    return where.o + p.tile_o <= p.batch &&
+           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
+           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
+  }
+
+  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
+  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
+                                               int extra_x) const {
+    const int at = n < N ? shared.places[n] : -1;
+    if (inside || at < 0) return at;
+    const int entry = shared.columns[n];
+    const bool on = where.o + (entry >> 16) < p.batch &&
+                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
+                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
+    return on ? at : -1;
   }
 
   // Bias of an output channel; 0 past the end.
@@ -204,38 +245,41 @@ struct Consumer {
   }
 
   template <int V>
-  __device__ static __forceinline__ void copy_vector(Element* target, const Element* source) {
-    using Vector = typename VectorOf<V * sizeof(Element)>::Type;
-    __stcs(reinterpret_cast<Vector*>(target), *reinterpret_cast<const Vector*>(source));
-  }
+  using Vector = typename VectorOf<V * sizeof(Element)>::Type;
 
-  // Writes `channels` staged rows of `width` outputs, V elements a lane, to their places.
+  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
+  // is written, lest each read wait for the write before it.
   template <int V, int kSpan>
-  __device__ __forceinline__ void sweep(const Element* staging, const Unit& where,
-                                        const Sm90Job& job, const Sm90Kind& kind, int first_y,
-                                        int channel, int chunk, int width) const {
+  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
+                                        bool inside, uint32_t columns, int first_x, int first_y,
+                                        int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
     const int span = kSpan ? kSpan : p.out_step_x;
     const int64_t channel_step = static_cast<int64_t>(p.out_h) * p.out_w;
-    const int channels = p.out_channels - channel;
+    const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
-    for (int position = threadIdx.x % 32 * V; position < width; position += 32 * V) {
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
       const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(job.columns >> residue & 1)) continue;
-      const int64_t offset =
-          output_offset(where, first_y, chunk + q, kSpan == 1 ? kind.first_x : residue);
-      if (offset < 0) continue;
-      Element* target = static_cast<Element*>(p.y) + offset + channel * channel_step;
-      const Element* source = staging + position;
-      if (channels >= 8) {
+      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int at =
+          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
+      if (at < 0) continue;
+      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
+      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
 #pragma unroll
-        for (int q = 0; q < 8; ++q) {
-          copy_vector<V>(target, source + q * kPitch);
-          target += channel_step;
+      for (int row = 0; row < 16; row += kBatch * kTogether) {
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
         }
-      } else {
-        for (int q = 0; q < channels; ++q) {
-          copy_vector<V>(target, source + q * kPitch);
-          target += channel_step;
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first_row + row + i * kTogether < channels) {
+            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+          }
+          target += kTogether * channel_step;
         }
       }
     }
@@ -247,63 +291,72 @@ struct Consumer {
   template <int kFirst, int kCount, int kColumns, int kSpan>
   __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    Element* staging = reinterpret_cast<Element*>(shared.staging + (c * 4 + warp) * kStagingBytes);
-    Element* row = staging + lane / 4 * kPitch;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
     const int span = kSpan ? kSpan : p.out_step_x;
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
     const int first_y = first.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0) return;
+    const int first_x = kSpan == 1 ? first.first_x : 0;
+    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_y, first_x) +
+                    static_cast<int64_t>(channel) * p.out_h * p.out_w;
     const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
     const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
-    for (int part = 0; part < 2 * ((N + kColumns - 1) / kColumns); ++part) {
-      const int chunk = part / 2 * kColumns, h = part % 2;
-      if (channel + 8 * h >= p.out_channels) continue;
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
       const int width = min(kColumns, N - chunk) * span;
-      const float bias = h ? bias8 : bias0;
       __syncwarp();
       if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) row[i] = Operand::from_float(bias);
+        for (int i = lane % 4; i < width; i += 4) {
+          put<1>(row, i, bias0);
+          put<1>(row, i + 8 * kPitch, bias8);
+        }
         __syncwarp();
       }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, part, bias);
+      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
       __syncwarp();
       constexpr int kMost = 16 / sizeof(Element);
+      const int channels = p.out_channels - channel;
       if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                            chunk, width);
       } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
       } else {
-        sweep<1, kSpan>(staging, where, job, first, first_y, channel + 8 * h, chunk, width);
+        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
       }
     }
   }
 
-  // Puts this lane's accumulators of one part (columns of a chunk, 8 of 16 rows) into its row.
+  // Puts this lane's accumulators of one chunk into its two rows.
   template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, Element* row, int part,
-                                                float bias) const {
+  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
+                                                float bias0, float bias8) const {
 #pragma unroll
-    for (int each = 0; each < 2 * ((N + kColumns - 1) / kColumns); ++each) {
-      if (each == part) {
+    for (int each = 0; each < N; each += kColumns) {
+      if (each == chunk) {
 #pragma unroll
-        for (int g = 0; g < kColumns / 8; ++g) {
-          const int n = each / 2 * kColumns + g * 8, i = n / 2 + 2 * (each % 2);
+        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
+          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
+          const float bias = g % 2 ? bias8 : bias0;
           if (n < N) {
-            const int q = g * 8 + threadIdx.x % 4 * 2;
+            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
             if constexpr (kSpan == 1) {
-              put_vector<2>(row + q, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
+              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
             } else if constexpr (kSpan == 2) {
-              put_vector<4>(row + 2 * q, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
-                            d[1][i + 1] + bias);
+              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
+                     d[1][i + 1] + bias);
             } else {
 #pragma unroll
               for (int j = 0; j < kCount; ++j) {
-                Element* place = row + q * p.out_step_x + p.kind[job.kind[j]].first_x;
-                place[0] = Operand::from_float(d[j][i] + bias);
-                place[p.out_step_x] = Operand::from_float(d[j][i + 1] + bias);
+                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
+                put<1>(row, place, d[j][i] + bias);
+                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
               }
             }
           }
@@ -312,11 +365,11 @@ struct Consumer {
     }
   }
 
+  // V neighbouring elements of a staged row.
   template <int V, typename... Values>
-  __device__ static __forceinline__ void put_vector(Element* target, Values... values) {
+  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
     alignas(16) const Element packed[V] = {Operand::from_float(values)...};
-    using Vector = typename VectorOf<V * sizeof(Element)>::Type;
-    *reinterpret_cast<Vector*>(target) = *reinterpret_cast<const Vector*>(packed);
+    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
   }
 
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
@@ -324,32 +377,40 @@ struct Consumer {
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
     constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    Element* staging = reinterpret_cast<Element*>(shared.staging + (c * 4 + warp) * kStagingBytes);
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
     const int first_y = kind.first_y[warp * 16 / p.fold_rows];
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0) return;
     const int lane_channel = channel + lane % kLanes * kE;
+    const bool inside = unit_inside(where, first_y, kind.first_x);
+    Element* base =
+        static_cast<Element*>(p.y) + unit_offset(where, first_y, kind.first_x) + lane_channel;
     const float bias0 = row_bias(channel + lane / 4), bias8 = row_bias(channel + 8 + lane / 4);
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kPixels) {
       __syncwarp();
-      stage_pixels<j>(staging + lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
+      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
       __syncwarp();
+      uint4 v[kPixels * kLanes / 32];
 #pragma unroll
-      for (int i = 0; i < kPixels; i += 32 / kLanes) {
-        const int n = i + lane / kLanes;
-        const int64_t offset = output_offset(where, first_y, chunk + n, kind.first_x);
-        if (offset >= 0 && lane_channel < p.out_channels) {
-          copy_vector<kE>(static_cast<Element*>(p.y) + offset + lane_channel,
-                          staging + n * kPixelPitch + lane % kLanes * kE);
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
+      }
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
+        if (at >= 0 && lane_channel < p.out_channels) {
+          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
         }
       }
     }
   }
 
   template <int j>
-  __device__ __forceinline__ void stage_pixels(Element* place, int chunk, float bias0,
+  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
                                                float bias8) const {
 #pragma unroll
     for (int each = 0; each < N; each += kPixels) {
@@ -357,11 +418,11 @@ struct Consumer {
 #pragma unroll
         for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
           const int i = (each / 8 + g) * 4;
-          Element* pixel = place + g * 8 * kPixelPitch;
-          pixel[0] = Operand::from_float(d[j][i] + bias0);
-          pixel[kPixelPitch] = Operand::from_float(d[j][i + 1] + bias0);
-          pixel[8] = Operand::from_float(d[j][i + 2] + bias8);
-          pixel[kPixelPitch + 8] = Operand::from_float(d[j][i + 3] + bias8);
+          const int pixel = place + g * 8 * kPixelPitch;
+          put<1>(staging, pixel, d[j][i] + bias0);
+          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
+          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
+          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
         }
       }
     }
@@ -381,19 +442,29 @@ struct Consumer {
 
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
     if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 16, MB == 2 ? 2 : 0>(job, where);
+      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
     } else {
       store_each(job, where);
     }
   }
 
+  // Moves past a whole unit of the other consumer.
+  __device__ __forceinline__ void skip_unit(int unit) {
+    const int group = unit % p.groups, slices = slices_of(p, group);
+    skip_stages(p.job[group].steps * slices);
+    skip_slots(slices);
+  }
+
   __device__ __forceinline__ void run() {
-    list_columns();
-    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-      const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, where.group, c)];
-      accumulate(job, slices_of(p, where.group));
-      store(job, where);
+    const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
+    for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
+      if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
+      const int group = unit % p.groups;
+      const Sm90Job& job = p.job[job_of(p, group, c)];
+      const int other = p.alternate ? 0 : p.job[job_of(p, group, 1 - c)].steps;
+      accumulate(job, slices_of(p, group), other);
+      store(job, Unit(p, unit));
+      if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
     }
   }
 };

@@ -12,6 +12,36 @@ namespace upconv {
 #define UPCONV_SM90_TILES(X) \
   X(256, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
+// The input as the TMA sees it: columns, rows, channels, images; some channel blocks of a tile
+// at a time. The driver's function is found at run time, so that nothing links against the driver.
+template <typename Operand>
+cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                     &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  if (!encode) return cudaErrorNotSupported;
+  constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_channels), size(p.batch)};
+  const cuuint64_t strides[] = {sizes[0] * kBytes, sizes[0] * sizes[1] * kBytes,
+                                sizes[0] * sizes[1] * sizes[2] * kBytes};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w), static_cast<cuuint32_t>(p.raw_h),
+                            static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
+                            static_cast<cuuint32_t>(p.tile_o)};
+  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const CUtensorMapDataType type =
+      kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUresult result =
+      encode(map, type, 4, const_cast<void*>(p.x), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 template <typename Operand, int N, int MB>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   auto kernel = sm90_wgmma_fprop<Operand, N, MB>;
@@ -19,7 +49,10 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p);
+  CUtensorMap map{};
+  if (p.copy == kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
+    return error;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   return cudaGetLastError();
 }
 

@@ -44,9 +44,12 @@ constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or fol
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 16;
-constexpr int kStagingBytes = 8 * 544;  // of one warp: 8 rows of 512 bytes and padding
+constexpr int kMaxChunks = 16;
+constexpr int kLoaderWarps = kLoaders / 32;
+constexpr int kCopyBoxes = 3;            // Sm90Params::copy
+constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
-constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies in the tile
+constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
 
 constexpr int kInFlight = 6;    // items that each loader thread has on their way
 constexpr int kItemPixels = 4;  // an item is 4 neighbouring pixels of one channel block
@@ -56,44 +59,53 @@ constexpr int kMaxItems = 8;  // items of one thread in a pass over the tile
 constexpr int kOffsetBytes = 2 * kMaxItems * kLoaders * 4;
 constexpr int kPairBytes = kMaxPairs * 4;
 
-// Shared memory: barriers, column tables, 8 staging slices (one a consumer warp), the
-// loaders' raw ring, weight rings, input ring.
-// Consumers that split the pixels share one ring of weights.
-__host__ __device__ inline int weight_rings(const Sm90Params& p) { return p.split_pixels ? 1 : 2; }
+// Shared memory: barriers, tables, 8 staging slices (one a consumer warp), what the loaders have on
+// its way, the ring of weights, the ring of input slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
   return p.slice_blocks * p.plane * 16;
 }
+__host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
+  return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
+}
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last plane.
-  return kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes + kRawBytes +
-         weight_rings(p) * p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
+  return kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes + raw_ring_bytes(p) +
+         p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
 struct Shared {
-  uint32_t filled, passed, emptied, spent, weights_full;  // barrier arrays
+  // Barriers, 8 bytes each; the first four are arrays.
+  uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
   int* columns;
-  int* offsets;
+  int* places;
   int* pairs;
-  unsigned char* staging;
-  uint32_t raw, weights, slots;
+  uint32_t staging, raw, weights, slots;
+  int* offsets;  // of the loaders that copy without TMA
 
   __device__ __forceinline__ Shared(const Sm90Params& p, unsigned char* memory) {
     const uint32_t base = ptx::shared_address(memory);
     filled = base;
-    passed = filled + 8 * kMaxSlots;
-    emptied = passed + 8 * kMaxSlots;
-    spent = emptied + 8 * kMaxSlots;
-    weights_full = spent + 2 * 8 * kMaxStages;
+    emptied = filled + 8 * kMaxSlots;
+    weights_full = emptied + 8 * kMaxSlots;
+    spent = weights_full + 8 * kMaxStages;
+    raw_full = spent + 8 * kMaxStages;
+    raw_free = raw_full + 8 * kMaxChunks;
+    turn = raw_free + 8 * kMaxChunks;
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
-    offsets = columns + kColumnBytes / 4;
-    pairs = offsets + kOffsetBytes / 4;
-    staging = memory + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes;
-    raw = base + kBarrierBytes + kColumnBytes + kOffsetBytes + kPairBytes + 8 * kStagingBytes;
-    weights = raw + kRawBytes;
-    slots = weights + weight_rings(p) * p.stages * kStageBytes;
+    places = columns + 256;
+    pairs = columns + kColumnBytes / 4;
+    const int fixed = kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes;
+    staging = base + fixed - 8 * kStagingBytes;
+    raw = base + fixed;
+    offsets = reinterpret_cast<int*>(memory + fixed + kRawBytes);
+    weights = raw + raw_ring_bytes(p);
+    slots = weights + p.stages * kStageBytes;
   }
 };
-static_assert(3 * 8 * kMaxSlots + 4 * 8 * kMaxStages <= kBarrierBytes, "barriers overrun");
+static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
+              "barriers overrun");
+static_assert((kBarrierBytes + kColumnBytes + kPairBytes + 8 * kStagingBytes) % 128 == 0,
+              "TMA writes to multiples of 128 bytes");
 
 // A unit of work: one tile, one job group. Units of the same tile follow each other, so that their
 // input comes from L2.
@@ -115,9 +127,9 @@ __device__ __forceinline__ int unit_count(const Sm90Params& p) {
   return p.tiles_o * p.tiles_y * p.tiles_x * p.groups;
 }
 
-// Index of the job of consumer `c`; the same for both when they split the pixels.
+// Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
 __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
-  return p.split_pixels ? group : 2 * group + c;
+  return p.alternate ? group : 2 * group + c;
 }
 
 // Slices that the unit needs: none when no phase of it has a tap.

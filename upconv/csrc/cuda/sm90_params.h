@@ -21,7 +21,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(tile_n)        /* pixels of one WGMMA: N */                                              \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                  \
   X(channels_last) /* layout of input and output */                                          \
-  X(copy)          /* input copies: 0 whole vectors of 4 pixels, 1 4 bytes, 2 one element */ \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */ \
   X(batch)                                                                                   \
   X(in_channels)                                                                             \
   X(in_h)                                                                                    \
@@ -49,12 +49,18 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(slices)       /* slices that cover all input channels */                                 \
   X(slots)        /* ring of input slices */                                                 \
   X(stages)       /* ring of weight blocks */                                                \
-  X(split_pixels) /* second consumer starts here with the same weights; 0: other weights */  \
-  X(fold_rows)    /* output channels of one fold: 64, 32 or 16 */                            \
-  X(vector)       /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */    \
-  X(weight_in)    /* weight stride of an input channel, in elements */                       \
-  X(weight_out)   /* weight stride of an output channel */                                   \
-  X(groups)       /* job groups: jobs, or pairs of jobs when the consumers split them */     \
+  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */     \
+  X(raw_h)                                                                                   \
+  X(raw_blocks) /* channel blocks of one */                                                  \
+  X(raw_bytes)                                                                               \
+  X(raw_chunks)                                                                              \
+  X(alternate)   /* 1: the consumers take units in turn; 0: jobs of the same unit */         \
+  X(turn_slices) /* slices of one consumer's turn at the tensor cores */                     \
+  X(fold_rows)   /* output channels of one fold: 64, 32 or 16 */                             \
+  X(vector)      /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */     \
+  X(weight_in)   /* weight stride of an input channel, in elements */                        \
+  X(weight_out)  /* weight stride of an output channel */                                    \
+  X(groups)      /* job groups: pairs of jobs, or single jobs when consumers alternate */    \
   X(kinds)                                                                                   \
   X(pairs)                                                                                   \
   X(jobs)

@@ -1,316 +1,254 @@
-// Hopper kernel: the loaders, which bring the input tile, and the thread that brings the weights.
+// Hopper kernel: the thread that feeds both rings, and the loaders that turn boxes into tiles.
 #pragma once
 
-#include "sm90_layout.cuh"
+#include "sm90_gather.cuh"
 
 namespace upconv {
 
-// --- Loaders ---------------------------------------------------------------------------------
+// --- Feeder ----------------------------------------------------------------------------------
 
-// An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
-// items asynchronously into a ring of its own, then turns them from [channel][pixel] into
-// [pixel][channel] on the way to the slot: 36 KB in flight for each multiprocessor, and no register
-// waits for memory. Plain loads into 64 registers were 1.4x slower on kb57: a wait for the oldest
-// of them waits for all.
-struct Item {
-  uint32_t v[16];
-};
-
-// Where a thread's next item lies in the tile; moves in jumps of a fixed number of items, with no
-// division after the first.
-struct Walker {
-  int quad, row, image, plane;
-  int jump_quad, jump_row;
-
-  __device__ __forceinline__ Walker(const Sm90Params& p, int start, int jump) {
-    const int quads = p.pitch / kItemPixels;
-    plane = 0;
-    image = 0;
-    row = start / quads;
-    quad = start - row * quads;
-    jump_row = jump / quads;
-    jump_quad = jump - jump_row * quads;
-    wrap(p);
-  }
-  __device__ __forceinline__ void wrap(const Sm90Params& p) {
-    while (row >= p.rows) {
-      row -= p.rows;
-      if (++image == p.tile_o) image = 0, ++plane;
-    }
-  }
-  __device__ __forceinline__ void advance(const Sm90Params& p) {
-    quad += jump_quad;
-    row += jump_row;
-    if (quad * kItemPixels >= p.pitch) quad -= p.pitch / kItemPixels, ++row;
-    wrap(p);
-  }
-};
-
-template <typename Operand>
-struct Loader {
-  using Element = typename Operand::Element;
-  static constexpr int kE = Operand::kBlockChannels;
-  static constexpr int kVector = kItemBytes / kE;  // bytes of one channel of an item: 16 or 8
-  static constexpr int kOutside = -(1 << 30);      // offset of an item outside the image
+// The weight blocks of all units, in the order in which the consumers take their turns.
+struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  // 4 channel blocks and 32 items side by side: a warp then reads 8 neighbouring items of a channel
-  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later passes.
-  const int lane_blocks, lane_block, lane_item, jump, pass_items;
-  const uint32_t ring;         // this thread's part of the raw ring
-  const int64_t channel_step;  // elements from one channel to the next
-  int* const offsets;          // this thread's items: where they lie, and their first column
-  static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
-  // What is copied next.
-  int unit, slice = 0, slices = 0, pass = 0, item = 0;
-  const Element* source = nullptr;  // first channel of the pass
-  int channels = 0;                 // that exist from there on
+  int unit, turn = 0, left = 0, stage = 0;
+  uint32_t parity = 1;
+  int steps[2];            // of each consumer in a slice of this unit
+  const uint4* source[2];  // what it needs next
 
-  __device__ __forceinline__ Loader(const Sm90Params& p, const Shared& shared)
-      : p(p),
-        shared(shared),
-        lane_blocks(min(p.slice_blocks, 4)),
-        lane_block(threadIdx.x % lane_blocks),
-        lane_item(threadIdx.x / lane_blocks),
-        jump(kLoaders / lane_blocks),
-        pass_items((p.pixels / kItemPixels + jump - 1) / jump),
-        ring(shared.raw + threadIdx.x * kVector),
-        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_h) * p.in_w),
-        offsets(shared.offsets + threadIdx.x),
-        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
-    next_unit();
+  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
+      : p(p), shared(shared), unit(blockIdx.x) {
+    begin_unit();
+    find();
   }
-
   __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
 
-  // Finds the next unit that reads anything, and where this thread's items of it lie: once for all
-  // slices.
-  __device__ __forceinline__ void next_unit() {
-    do {
-      unit += gridDim.x;
-      if (!live()) return;
-      slices = slices_of(p, unit % p.groups);
-    } while (slices == 0);
-    const Unit where(p, unit);
-    Walker walker(p, lane_item, jump);
-    for (int i = 0; i < pass_items; ++i) {
-      const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
-      const int image = walker.image;
-      const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
-      const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
-      const bool row_inside =
-          lane_y < p.in_step_y && where.o + image < p.batch && static_cast<unsigned>(iy) < p.in_h;
-      // Columns are checked where an item can hang over the edge; else all 4 are in or out.
-      const bool whole = p.copy == 0 && !p.channels_last;
-      const bool inside = row_inside && (!whole || static_cast<unsigned>(ix) < p.in_w);
-      const int images_above = p.channels_last ? image : image * p.in_channels;
-      offsets[i * kLoaders] = inside ? (images_above * p.in_h + iy) * p.in_w + ix : kOutside;
-      offsets[i * kLoaders + kColumns] = inside ? ix : p.in_w;
-      walker.advance(p);
-    }
-    slice = 0;
-    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
-    source = static_cast<const Element*>(p.x) + where.o * area * p.in_channels +
-             lane_block * kE * channel_step;
-    channels = p.in_channels - lane_block * kE;
-  }
-
-  // Shared address of vector `i` of a ring entry: a channel, or a pixel when channels are last.
-  __device__ __forceinline__ uint32_t raw(int entry, int i) const {
-    return ring + (entry * kE + i) * (kLoaders * kVector);
-  }
-  __device__ __forceinline__ uint32_t raw_pixel(int entry, int i) const {
-    return shared.raw + ((entry * kItemPixels + i) * kLoaders + threadIdx.x) * 16;
-  }
-
-  // Starts the copies of the next item.
-  __device__ __forceinline__ void fetch(int entry) {
-    const int offset = offsets[item * kLoaders];
-    if (p.channels_last) {
-      fetch_channels_last(entry, offset);
-    } else if (p.copy == 0) {
-      const Element* from = source + offset;
-      const int bytes = offset == kOutside ? 0 : kVector;
+  __device__ __forceinline__ void begin_unit() {
+    const int group = unit % p.groups;
 #pragma unroll
-      for (int c = 0; c < kE; ++c) {
-        ptx::copy_async<kVector>(raw(entry, c), from, c < channels ? bytes : 0);
-        from += channel_step;
-      }
-    } else {
-      fetch_edges(entry, offset);
+    for (int c = 0; c < 2; ++c) {
+      const Sm90Job& job = p.job[job_of(p, group, c)];
+      steps[c] = p.alternate && c == 1 ? 0 : job.steps;
+      source[c] = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
     }
-    if (++item < pass_items) return;
-    item = 0;
-    source += lane_blocks * kE * channel_step;
-    channels -= lane_blocks * kE;
-    if (++pass * lane_blocks < p.slice_blocks) return;
-    pass = 0;
-    if (++slice == slices) next_unit();
   }
 
-  // Rows that do not start on whole vectors: 4 bytes at a time, or single elements where a 16-bit
-  // row has an odd length. Every column is checked by itself.
-  __device__ __forceinline__ void fetch_edges(int entry, int offset) {
-    const int column = offsets[item * kLoaders + kColumns];
-    const Element* from = source + offset;
-    constexpr int kStep = 4 / sizeof(Element);
+  // The next turn that has weights.
+  __device__ __forceinline__ void find() {
+    while (left == 0 && live()) {
+      const int slices = min(p.turn_slices, p.slices - turn / 2 * p.turn_slices);
+      if (slices <= 0) {
+        turn = 0;
+        unit += gridDim.x;
+        begin_unit();
+      } else {
+        left = slices * (turn % 2 ? steps[1] : steps[0]);
+        ++turn;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
+    const uint32_t full = shared.weights_full + 8 * stage;
+    const uint4*& from = turn % 2 ? source[0] : source[1];  // `turn` is one ahead
+    ptx::barrier_arrive_expect(full, kStageBytes);
+    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
+    from += kStageBytes / 16;
+    if (++stage == p.stages) stage = 0, parity ^= 1;
+    if (--left == 0) find();
+  }
+};
+
+// First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
+// on 16 bytes, or the copy is an illegal instruction.
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where) {
+  return where.x * p.in_step_x + p.shift_x;
+}
+__device__ __forceinline__ int box_phase(int column, int block_channels) {
+  return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
+}
+
+// The input of all units as TMA boxes: a few channel blocks of the whole tile each, margins
+// included. What lies outside the image arrives as zeros.
+struct BoxFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const CUtensorMap& map;
+  const int block_channels;
+  int unit, block = 0, chunk = 0;
+  uint32_t parity = 1;
+  int x = 0, y = 0, o = 0;
+
+  __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map, int block_channels)
+      : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
+    if (p.copy != kCopyBoxes) unit = unit_count(p);
+    find();
+  }
+  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+
+  __device__ __forceinline__ void find() {
+    while (live() && slices_of(p, unit % p.groups) == 0) unit += gridDim.x;
+    if (!live()) return;
+    const Unit where(p, unit);
+    x = box_column(p, where);
+    x -= box_phase(x, block_channels);
+    y = where.y * p.in_step_y + p.shift_y;
+    o = where.o;
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    const uint32_t full = shared.raw_full + 8 * chunk;
+    ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
+    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, block * block_channels, o, full);
+    if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
+    block += p.raw_blocks;
+    if (block < p.slices * p.slice_blocks) return;
+    block = 0;
+    unit += gridDim.x;
+    find();
+  }
+};
+
+// One thread starts every copy of weights and boxes as soon as there is room for it.
+template <typename Operand>
+__device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map) {
+  WeightFeed weights(p, shared);
+  BoxFeed boxes(p, shared, map, Operand::kBlockChannels);
+  while (weights.live() || boxes.live()) {
+    weights.try_next();
+    boxes.try_next();
+  }
+}
+
+// --- Box loaders -----------------------------------------------------------------------------
+
+// Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts.
+template <typename Operand>
+struct BoxLoader {
+  using Element = typename Operand::Element;
+  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kWide = kE / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
+  const Sm90Params& p;
+  const Shared& shared;
+  const uint32_t channel_step;  // bytes
+  int places;                   // of this thread
+  int source[kMost];            // bytes into the box, -1: zeros
+
+  __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
+      : p(p), shared(shared), channel_step(p.raw_w * p.raw_h * sizeof(Element)), places(0) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int pixel = (i * kLoaders + threadIdx.x) * kWide;
+      if (pixel < p.pixels) places = i + 1;
+      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int image = pixel / p.pitch / p.rows % p.tile_o;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;  // of in_step_y rows
+      const int at =
+          ((image * p.raw_blocks * kE * p.raw_h + row * p.in_step_y + lane) * p.raw_w + column) *
+          static_cast<int>(sizeof(Element));
+      source[i] = lane < p.in_step_y ? at : -1;
+    }
+  }
+
+  // 4 bytes of every channel at one place of the box.
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
 #pragma unroll
     for (int c = 0; c < kE; ++c) {
-#pragma unroll
-      for (int i = 0; i < kItemPixels; i += kStep) {
-        const int first = column + i * p.in_step_x;
-        const Element* at = from + i * p.in_step_x;
-        const uint32_t target = raw(entry, c) + i * sizeof(Element);
-        if (kStep == 1 || p.copy == 1) {
-          const bool on = c < channels && static_cast<unsigned>(first) < p.in_w;
-          ptx::copy_async<4>(target, at, on ? 4 : 0);
-        } else {
-          uint32_t v = 0;
-#pragma unroll
-          for (int k = 0; k < kStep; ++k) {
-            const bool on = c < channels && static_cast<unsigned>(first + k * p.in_step_x) < p.in_w;
-            const auto* half = reinterpret_cast<const unsigned short*>(at + k * p.in_step_x);
-            if (on) v |= static_cast<uint32_t>(__ldg(half)) << (16 * k);
-          }
-          ptx::store_shared(target, v);
-        }
-      }
-      from += channel_step;
+      v[c] = 0;
+      if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
     }
   }
 
-  __device__ __forceinline__ void fetch_channels_last(int entry, int offset) {
-    const int column = offsets[item * kLoaders + kColumns];
-    const Element* from = source + static_cast<int64_t>(offset) * p.in_channels;
-#pragma unroll
-    for (int i = 0; i < kItemPixels; ++i) {
-      const bool on = 0 < channels && static_cast<unsigned>(column + i * p.in_step_x) < p.in_w;
-      ptx::copy_async<16>(raw_pixel(entry, i), from, on ? 16 : 0);
-      from += p.in_step_x * p.in_channels;
-    }
-  }
-
-  // An item that has arrived, in registers, as the global memory has it.
-  __device__ __forceinline__ void read(int entry, Item& to) const {
-    if (p.channels_last || kE == 4) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint4 v = ptx::load_shared4(p.channels_last ? raw_pixel(entry, i) : raw(entry, i));
-        to.v[4 * i] = v.x, to.v[4 * i + 1] = v.y, to.v[4 * i + 2] = v.z, to.v[4 * i + 3] = v.w;
-      }
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t plane, int i) const {
+    const uint32_t target = plane + (i * kLoaders + threadIdx.x) * kWide * 16;
+    if constexpr (kE == 4) {
+      ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
+                                           Operand::prepare(v[2]), Operand::prepare(v[3])));
     } else {
+      // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
+      const uint32_t odd = threadIdx.x / 4 % 2;
 #pragma unroll
-      for (int c = 0; c < kE; ++c) {
-        const uint2 v = ptx::load_shared2(raw(entry, c));
-        to.v[2 * c % 16] = v.x, to.v[(2 * c + 1) % 16] = v.y;
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
+        ptx::store_shared(target + (k ^ odd) * 16,
+                          make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                                     __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
       }
     }
   }
 
-  // Puts an item into the slot, as 4 pixels of 16 bytes.
-  __device__ __forceinline__ void place(const Item& from, uint32_t target) const {
+  // kPlanes channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
+  // overlap.
+  template <int kPlanes, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, uint32_t plane) const {
+    static_assert(kPlanes * kPlaces == 4, "registers");
+    uint32_t v[kPlanes][kPlaces][kE];
 #pragma unroll
-    for (int i = 0; i < kItemPixels; ++i) {
-      uint32_t word[4];
+    for (int first = 0; first < kMost; first += kPlaces) {
+      if (first >= places) break;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (p.channels_last) {
-          word[k] = from.v[4 * i + k];
-        } else if constexpr (kE == 4) {
-          word[k] = from.v[4 * k + i];
-        } else {  // channels 2k and 2k + 1 of pixel i
-          word[k] = __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2],
-                                i % 2 ? 0x7632 : 0x5410);
+      for (int b = 0; b < kPlanes; ++b)
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          if (first + i < kMost && first + i < places)
+            read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
         }
+#pragma unroll
+      for (int b = 0; b < kPlanes; ++b)
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          if (first + i < kMost && first + i < places)
+            write(v[b][i], plane + b * p.plane * 16, first + i);
+        }
+    }
+  }
+
+  // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t plane) const {
+    const int planes = places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
+    for (int i = 0; i < p.raw_blocks; i += planes) {
+      if (planes == 1) {
+        place<1, 4>(box, plane);
+      } else if (planes == 2) {
+        place<2, 2>(box, plane);
+      } else {
+        place<4, 1>(box, plane);
       }
-      ptx::store_shared(target + i * 16,
-                        make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
-                                   Operand::prepare(word[2]), Operand::prepare(word[3])));
+      box += planes * kE * channel_step;
+      plane += planes * p.plane * 16;
+    }
+  }
+
+  __device__ __forceinline__ void run() const {
+    int chunk = 0, slot = 0;
+    uint32_t chunk_parity = 0, slot_parity = 1;
+    const bool speaker = threadIdx.x % 32 == 0;
+    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+      const uint32_t phase = box_phase(box_column(p, Unit(p, unit)), kE) * sizeof(Element);
+      for (int slices = slices_of(p, unit % p.groups); slices > 0; --slices) {
+        ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+        uint32_t plane = shared.slots + slot * slot_bytes(p);
+        for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+          ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+          place_box(shared.raw + chunk * p.raw_bytes + phase, plane);
+          plane += p.raw_blocks * p.plane * 16;
+          __syncwarp();
+          if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+          if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+        }
+        ptx::fence_async_proxy();
+        __syncwarp();
+        if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+        if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+      }
     }
   }
 };
-
-// Where the next item goes: follows the loader's order, kInFlight items behind.
-template <typename Operand>
-struct Placer {
-  const Loader<Operand>& loader;
-  int slot = 0, item = 0, pass = 0;
-  uint32_t parity = 1;
-
-  __device__ __forceinline__ void put(const Item& from) {
-    const Sm90Params& p = loader.p;
-    const Shared& shared = loader.shared;
-    if (item == 0 && pass == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
-    const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
-    const int block = pass * loader.lane_blocks + loader.lane_block;
-    if (pixel < p.pixels) {
-      loader.place(from, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
-    }
-    if (++item < loader.pass_items) return;
-    item = 0;
-    if (++pass * loader.lane_blocks < p.slice_blocks) return;
-    pass = 0;
-    ptx::fence_async_proxy();
-    ptx::barrier_arrive(shared.filled + 8 * slot);
-    if (++slot == p.slots) slot = 0, parity ^= 1;
-  }
-};
-
-template <typename Operand>
-__device__ __forceinline__ void load_tiles(const Sm90Params& p, const Shared& shared) {
-  Loader<Operand> loader(p, shared);
-  Placer<Operand> placer{loader};
-  int next = 0, oldest = 0, waiting = 0;
-  while (true) {
-    while (waiting < kInFlight && loader.live()) {
-      loader.fetch(next);
-      ptx::copy_async_commit();
-      next = next + 1 == kInFlight ? 0 : next + 1;
-      ++waiting;
-    }
-    if (waiting == 0) return;
-    // Two items at a time, so that their shared-memory latencies overlap.
-    if (waiting == kInFlight) {
-      ptx::copy_async_wait<kInFlight - 2>();
-    } else {
-      ptx::copy_async_wait<0>();
-    }
-    const int second = oldest + 1 == kInFlight ? 0 : oldest + 1;
-    Item one, two;
-    loader.read(oldest, one);
-    loader.read(second, two);
-    placer.put(one);
-    oldest = second;
-    if (--waiting == 0) continue;
-    placer.put(two);
-    oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
-    --waiting;
-  }
-}
-
-// --- Weights ---------------------------------------------------------------------------------
-
-// One thread a ring: the weight blocks that its consumer needs, in order, over all units. Threads
-// of the same warp that serve two rings wait independently.
-__device__ __forceinline__ void stream_weights(const Sm90Params& p, const Shared& shared) {
-  const int ring = threadIdx.x % 32;
-  if (ring >= weight_rings(p)) return;
-  const uint32_t memory = shared.weights + ring * p.stages * kStageBytes;
-  const uint32_t full = shared.weights_full + ring * 8 * kMaxStages;
-  const uint32_t spent = shared.spent + ring * 8 * kMaxStages;
-  int stage = 0;
-  uint32_t parity = 1;
-  for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-    const Sm90Job& job = p.job[job_of(p, unit % p.groups, ring)];
-    const uint4* source = p.w + static_cast<int64_t>(job.weights) * (kStageBytes / 16);
-    for (int left = job.steps * p.slices; left > 0; --left) {
-      ptx::barrier_wait(spent + 8 * stage, parity);
-      ptx::barrier_arrive_expect(full + 8 * stage, kStageBytes);
-      ptx::bulk_copy(memory + stage * kStageBytes, source, kStageBytes, full + 8 * stage);
-      source += kStageBytes / 16;
-      if (++stage == p.stages) stage = 0, parity ^= 1;
-    }
-  }
-}
 
 }  // namespace upconv

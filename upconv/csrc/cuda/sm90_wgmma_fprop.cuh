@@ -7,20 +7,23 @@
 // small images; the columns that fall on margins are computed and not stored.
 //
 // Roles, 12 warps:
-//   loaders    warps 0-2   fill a ring of channel slices of the tile from global memory
-//   weights    warp 3      one thread a ring streams packed weights with bulk copies
+//   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
+//   layout,
+//                          or gather the input themselves where TMA cannot
+//   feeder     warp 3      one thread starts every copy: weight blocks and boxes
 //   consumer 0 warps 4-7   64 x N accumulators (times MB), then its own stores
-//   consumer 1 warps 8-11  the same one slice behind: while one of them stores, the other has the
-//                          tensor cores to itself. The two share the tile and differ in weights
-//                          (other channels or phases), or share weights and split the pixels.
-// Pipelines (mbarriers, in order of travel of an input slot and of a weight stage):
-//   filled[slot]   96 loader threads arrive -> consumer 0 may read
-//   passed[slot]   consumer 0 arrives once  -> consumer 1 may read
-//   emptied[slot]  consumer 1 arrives once  -> loaders may fill again
-//   weights_full[ring][stage]  bulk copy completes   -> the ring's consumer may read
-//   spent[ring][stage]         consumer arrives once -> the copy of a later step may start
-// Consumers that split the pixels read one common ring of weights, so neither can be a whole slice
-// behind: both read a slot when it is filled, and both arrive on emptied and spent.
+//   consumer 1 warps 8-11  the same
+// The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
+// the other has the tensor cores. A turn is a whole unit of work when units alternate between them
+// (few output channels), or one slice when both work on the same tile with different weights.
+// Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
+//   raw_full[chunk]      TMA completes               -> loaders may read the box
+//   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
+//   filled[slot]         3 loader warps arrive       -> consumers may read
+//   emptied[slot]        each reading consumer       -> loaders may fill again
+//   weights_full[stage]  bulk copy completes         -> the consumer whose turn it is may read
+//   spent[stage]         that consumer arrives       -> the feeder may load another
+//   turn[consumer]       the other consumer has issued everything of its turn
 #pragma once
 
 #include "sm90_consumer.cuh"
@@ -32,35 +35,44 @@ namespace upconv {
 
 template <typename Operand, int N, int MB>
 __global__ void __launch_bounds__(kThreads, 1)
-    sm90_wgmma_fprop(const __grid_constant__ Sm90Params p) {
+    sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
+                     const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
   static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < p.slots; ++i) {
-      ptx::barrier_init(shared.filled + 8 * i, kLoaders);
-      ptx::barrier_init(shared.passed + 8 * i, 1);
-      ptx::barrier_init(shared.emptied + 8 * i, p.split_pixels ? 2 : 1);
+    for (int i = 0; i < kMaxSlots; ++i) {
+      ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
     }
-    for (int i = 0; i < 2 * kMaxStages; ++i) ptx::barrier_init(shared.weights_full + 8 * i, 1);
-    for (int i = 0; i < 2 * kMaxStages; ++i) {
-      ptx::barrier_init(shared.spent + 8 * i, p.split_pixels ? 2 : 1);
+    for (int i = 0; i < kMaxStages; ++i) {
+      ptx::barrier_init(shared.weights_full + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, 1);
     }
+    for (int i = 0; i < kMaxChunks; ++i) {
+      ptx::barrier_init(shared.raw_full + 8 * i, 1);
+      ptx::barrier_init(shared.raw_free + 8 * i, kLoaderWarps);
+    }
+    ptx::barrier_init(shared.turn, 1);
+    ptx::barrier_init(shared.turn + 8, 1);
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
+  list_columns<N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
   // and ptxas then refuses WGMMA with N over 200.
   if (threadIdx.x < 128) {
     ptx::give_registers<120>();
-    if (threadIdx.x < kLoaders) {
-      load_tiles<Operand>(p, shared);
+    if (threadIdx.x >= kLoaders) {
+      if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
+    } else if (p.copy == kCopyBoxes) {
+      BoxLoader<Operand>(p, shared).run();
     } else {
-      stream_weights(p, shared);
+      gather_tiles<Operand>(p, shared);
     }
   } else {
     ptx::take_registers<192>();

@@ -34,7 +34,8 @@ struct Window {
       uint32_t w[kPoints];
 #pragma unroll
       for (int i = 0; i < kPoints; i += 4) {
-        const uint4 four = ptx::load_shared4(from + half * eight_channels + 4 * i);
+        uint4 four;
+        ptx::load_shared(four, from + half * eight_channels + 4 * i);
         w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
       }
 #pragma unroll
@@ -79,7 +80,7 @@ struct Window<Operand, T, false, false> {
         uint32_t w[kWords];
 #pragma unroll
         for (int k = 0; k < kWords; ++k)
-          w[k] = ptx::load_shared(base + half * eight_channels + at[i] * 2 + 4 * k);
+          ptx::load_shared(w[k], base + half * eight_channels + at[i] * 2 + 4 * k);
 #pragma unroll
         for (int t = 0; t < T; ++t)
           a[i / 2][t][half + i % 2 * 2] =

@@ -155,7 +155,7 @@ struct Producer {
     for (int i = 0; i < x.count; i += 8) {
       uint32_t v[8];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) v[k] = ptx::load_shared(target + k * jump);
+      for (int k = 0; k < 8; ++k) ptx::load_shared(v[k], target + k * jump);
 #pragma unroll
       for (int k = 0; k < 8; ++k) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
       target += 8 * jump;

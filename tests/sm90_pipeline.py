@@ -1,0 +1,218 @@
+"""The Hopper kernel's barriers, played through in Python: who waits for whom, and for what.
+
+Each role of csrc/cuda/sm90_wgmma_fprop.cuh is a generator that yields the barrier it waits for; a
+seeded scheduler picks who goes on. Barriers have an arrival count and a phase, and a wait tests a
+parity, as mbarriers do, so that a wait which could pass a phase too early does so here too. Slots
+and stages carry what was put into them, and every consumer checks that it reads what its turn
+needs. Nothing is computed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from sm90_emulator import Plan
+
+LOADER_WARPS = 3
+Role = Iterator[Callable[[], bool]]
+
+
+@dataclass
+class Barrier:
+    arrivals: int
+    pending: int = 0
+    phase: int = 0
+
+    def __post_init__(self) -> None:
+        self.pending = self.arrivals
+
+    def arrive(self) -> None:
+        assert self.pending > 0, "more arrivals than the phase has room for"
+        self.pending -= 1
+        if self.pending == 0:
+            self.phase += 1
+            self.pending = self.arrivals
+
+    def passed(self, parity: int) -> bool:
+        """Has the phase of this parity completed? Only the last bit of the phase is known."""
+        return (self.phase - 1) % 2 == parity
+
+
+@dataclass
+class Ring:
+    """Places that are filled and emptied in turn, and what each of them holds."""
+
+    size: int
+    fillers: int
+    readers: int
+    full: list[Barrier] = field(init=False)
+    free: list[Barrier] = field(init=False)
+    holds: list[object] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.full = [Barrier(self.fillers) for _ in range(self.size)]
+        self.free = [Barrier(self.readers) for _ in range(self.size)]
+        self.holds = [None] * self.size
+
+
+@dataclass
+class Place:
+    """A role's position in a ring, with the parity it waits for next."""
+
+    ring: Ring
+    parity: int
+    at: int = 0
+
+    def skip(self, count: int = 1) -> None:
+        self.at += count
+        while self.at >= self.ring.size:
+            self.at -= self.ring.size
+            self.parity ^= 1
+
+
+class Block:
+    """One thread block with the units `first, first + step, ...` of the plan."""
+
+    def __init__(self, plan: Plan, first: int, step: int) -> None:
+        self.plan = plan
+        tiles = plan.tiles_o * plan.tiles_y * plan.tiles_x
+        self.units = list(range(first, tiles * plan.groups, step))
+        self.slots = Ring(plan.slots, LOADER_WARPS, 1 if plan.alternate else 2)
+        self.stages = Ring(plan.stages, 1, 1)
+        self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
+        self.turn = [Barrier(1), Barrier(1)]
+        self.done = [0, 0]
+
+    def job(self, unit: int, c: int) -> int:
+        group = unit % self.plan.groups
+        return group if self.plan.alternate else 2 * group + c
+
+    def steps(self, unit: int, c: int) -> int:
+        return int(self.plan.jobs[self.job(unit, c)]["steps"])
+
+    def slices(self, unit: int) -> int:
+        return self.plan.slices if self.steps(unit, 0) + self.steps(unit, 1) else 0
+
+    def weights(self) -> Role:
+        """The feeder's weight blocks, in the order of the turns."""
+        place = Place(self.stages, 1)
+        for unit in self.units:
+            for first in range(0, self.plan.slices, self.plan.turn_slices):
+                count = min(self.plan.turn_slices, self.plan.slices - first)
+                for c in (0,) if self.plan.alternate else (0, 1):
+                    for slice_ in range(first, first + count):
+                        for step in range(self.steps(unit, c)):
+                            yield self._free(place)
+                            self.stages.holds[place.at] = (self.job(unit, c), slice_, step)
+                            self.stages.full[place.at].arrive()
+                            place.skip()
+
+    def input(self) -> Role:
+        """The feeder's boxes."""
+        place = Place(self.boxes, 1)
+        for unit in self.units:
+            for _ in range(self.slices(unit)):
+                for _ in range(self.plan.slice_blocks // max(self.plan.raw_blocks, 1)):
+                    yield self._free(place)
+                    self.boxes.full[place.at].arrive()
+                    place.skip()
+
+    def loader(self) -> Role:
+        box, slot = Place(self.boxes, 0), Place(self.slots, 1)
+        for unit in self.units:
+            for slice_ in range(self.slices(unit)):
+                yield self._free(slot)
+                for _ in range(self.plan.slice_blocks // max(self.plan.raw_blocks, 1)):
+                    yield self._full(box)
+                    self.boxes.free[box.at].arrive()
+                    box.skip()
+                tile = unit // self.plan.groups
+                self.slots.holds[slot.at] = (tile, slice_)
+                self.slots.full[slot.at].arrive()
+                slot.skip()
+
+    def consumer(self, c: int) -> Role:
+        """Issues steps, and gives back what the ones before the last two have read."""
+        slot, stage, parity = Place(self.slots, 0), Place(self.stages, 0), 1 - c
+        mine = True
+        for index, unit in enumerate(self.units):
+            slices, steps = self.slices(unit), self.steps(unit, c)
+            if self.plan.alternate:
+                mine = index % 2 == c
+            if not mine:
+                stage.skip(steps * slices)
+                slot.skip(slices)
+                continue
+            other = 0 if self.plan.alternate else self.steps(unit, 1 - c)
+            first = 0
+            while True:
+                count = min(self.plan.turn_slices, slices - first)
+                stage.skip(other * count if c == 1 else 0)
+                wanted = parity
+                yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
+                parity ^= 1
+                flight: list[list[Barrier]] = []
+                for slice_ in range(first, first + count):
+                    if not self._full(slot)():
+                        self._retire(flight, 0)
+                        yield self._full(slot)
+                    assert self.slots.holds[slot.at] == (unit // self.plan.groups, slice_)
+                    for step in range(steps):
+                        yield self._full(stage)
+                        assert self.stages.holds[stage.at] == (self.job(unit, c), slice_, step)
+                        flight.append([self.stages.free[stage.at]])
+                        self._retire(flight, 2)
+                        stage.skip()
+                    if flight:
+                        flight[-1].append(self.slots.free[slot.at])
+                    else:
+                        self.slots.free[slot.at].arrive()
+                    slot.skip()
+                self.turn[1 - c].arrive()
+                self._retire(flight, 0)
+                stage.skip(other * count if c == 0 else 0)
+                first += count
+                if first >= slices:
+                    break
+            self.done[c] += 1
+
+    @staticmethod
+    def _free(place: Place) -> Callable[[], bool]:
+        at, parity = place.at, place.parity
+        return lambda: place.ring.free[at].passed(parity)
+
+    @staticmethod
+    def _full(place: Place) -> Callable[[], bool]:
+        at, parity = place.at, place.parity
+        return lambda: place.ring.full[at].passed(parity)
+
+    @staticmethod
+    def _retire(flight: list[list[Barrier]], keep: int) -> None:
+        while len(flight) > keep:
+            for barrier in flight.pop(0):
+                barrier.arrive()
+
+
+def play(record: tuple[int, ...], multiprocessors: int, seed: int) -> None:
+    """Runs the first and the last block of a launch to their end; an assertion or an error tells
+    what goes wrong."""
+    plan = Plan(record)
+    units = plan.tiles_o * plan.tiles_y * plan.tiles_x * plan.groups
+    blocks = min(units, multiprocessors)
+    choice = random.Random(seed)
+    for first in {0, blocks - 1}:
+        block = Block(plan, first, blocks)
+        roles: list[Role] = [block.weights(), *(block.consumer(c) for c in (0, 1))]
+        roles += [block.loader() for _ in range(LOADER_WARPS)]
+        roles += [block.input()]
+        waiting = {role: next(role, None) for role in roles}
+        while any(wait is not None for wait in waiting.values()):
+            ready = [r for r, wait in waiting.items() if wait is not None and wait()]
+            assert ready, "every role waits: the block hangs"
+            role = choice.choice(ready)
+            waiting[role] = next(role, None)
+        own = len(block.units)
+        expected = [-(-own // 2), own // 2] if plan.alternate else [own, own]
+        assert block.done == expected

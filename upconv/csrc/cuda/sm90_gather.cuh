@@ -1,0 +1,295 @@
+// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: rows that do not
+// start on 16 bytes, rows longer than a box, channels_last.
+#pragma once
+
+#include "sm90_layout.cuh"
+
+namespace upconv {
+
+// --- Gathering loaders -----------------------------------------------------------------------
+
+// An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
+// items asynchronously into a ring of its own, then turns them from [channel][pixel] into
+// [pixel][channel] on the way to the slot: 36 KB in flight for each multiprocessor, and no register
+// waits for memory. Plain loads into 64 registers were 1.4x slower on kb57: a wait for the oldest
+// of them waits for all.
+struct Item {
+  uint32_t v[16];
+};
+
+// Where a thread's next item lies in the tile; moves in jumps of a fixed number of items, with no
+// division after the first.
+struct Walker {
+  int quad, row, image, plane;
+  int jump_quad, jump_row;
+
+  __device__ __forceinline__ Walker(const Sm90Params& p, int start, int jump) {
+    const int quads = p.pitch / kItemPixels;
+    plane = 0;
+    image = 0;
+    row = start / quads;
+    quad = start - row * quads;
+    jump_row = jump / quads;
+    jump_quad = jump - jump_row * quads;
+    wrap(p);
+  }
+  __device__ __forceinline__ void wrap(const Sm90Params& p) {
+    while (row >= p.rows) {
+      row -= p.rows;
+      if (++image == p.tile_o) image = 0, ++plane;
+    }
+  }
+  __device__ __forceinline__ void advance(const Sm90Params& p) {
+    quad += jump_quad;
+    row += jump_row;
+    if (quad * kItemPixels >= p.pitch) quad -= p.pitch / kItemPixels, ++row;
+    wrap(p);
+  }
+};
+
+template <typename Operand>
+struct Loader {
+  using Element = typename Operand::Element;
+  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kVector = kItemBytes / kE;  // bytes of one channel of an item: 16 or 8
+  static constexpr int kOutside = -(1 << 30);      // offset of an item outside the image
+  const Sm90Params& p;
+  const Shared& shared;
+  // 4 channel blocks and 32 items side by side: a warp then reads 8 neighbouring items of a channel
+  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later passes.
+  const int lane_blocks, lane_block, lane_item, jump, pass_items;
+  const uint32_t ring;         // this thread's part of the raw ring
+  const int64_t channel_step;  // elements from one channel to the next
+  int* const offsets;          // this thread's items: where they lie, and their first column
+  static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
+  // What is copied next.
+  int unit, slice = 0, slices = 0, pass = 0, item = 0;
+  const Element* source = nullptr;  // first channel of the pass
+  int channels = 0;                 // that exist from there on
+
+  __device__ __forceinline__ Loader(const Sm90Params& p, const Shared& shared)
+      : p(p),
+        shared(shared),
+        lane_blocks(min(p.slice_blocks, 4)),
+        lane_block(threadIdx.x % lane_blocks),
+        lane_item(threadIdx.x / lane_blocks),
+        jump(kLoaders / lane_blocks),
+        pass_items((p.pixels / kItemPixels + jump - 1) / jump),
+        ring(shared.raw + threadIdx.x * kVector),
+        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_h) * p.in_w),
+        offsets(shared.offsets + threadIdx.x),
+        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
+    next_unit();
+  }
+
+  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+
+  // Finds the next unit that reads anything, and where this thread's items of it lie: once for all
+  // slices.
+  __device__ __forceinline__ void next_unit() {
+    do {
+      unit += gridDim.x;
+      if (!live()) return;
+      slices = slices_of(p, unit % p.groups);
+    } while (slices == 0);
+    const Unit where(p, unit);
+    Walker walker(p, lane_item, jump);
+    for (int i = 0; i < pass_items; ++i) {
+      const int lane_y = walker.plane / p.in_step_x, lane_x = walker.plane % p.in_step_x;
+      const int image = walker.image;
+      const int iy = (where.y + walker.row) * p.in_step_y + lane_y + p.shift_y;
+      const int ix = (where.x + walker.quad * kItemPixels) * p.in_step_x + lane_x + p.shift_x;
+      const bool row_inside =
+          lane_y < p.in_step_y && where.o + image < p.batch && static_cast<unsigned>(iy) < p.in_h;
+      // Columns are checked where an item can hang over the edge; else all 4 are in or out.
+      const bool whole = p.copy == 0 && !p.channels_last;
+      const bool inside = row_inside && (!whole || static_cast<unsigned>(ix) < p.in_w);
+      const int images_above = p.channels_last ? image : image * p.in_channels;
+      offsets[i * kLoaders] = inside ? (images_above * p.in_h + iy) * p.in_w + ix : kOutside;
+      offsets[i * kLoaders + kColumns] = inside ? ix : p.in_w;
+      walker.advance(p);
+    }
+    slice = 0;
+    const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
+    source = static_cast<const Element*>(p.x) + where.o * area * p.in_channels +
+             lane_block * kE * channel_step;
+    channels = p.in_channels - lane_block * kE;
+  }
+
+  // Shared address of vector `i` of a ring entry: a channel, or a pixel when channels are last.
+  __device__ __forceinline__ uint32_t raw(int entry, int i) const {
+    return ring + (entry * kE + i) * (kLoaders * kVector);
+  }
+  __device__ __forceinline__ uint32_t raw_pixel(int entry, int i) const {
+    return shared.raw + ((entry * kItemPixels + i) * kLoaders + threadIdx.x) * 16;
+  }
+
+  // Starts the copies of the next item.
+  __device__ __forceinline__ void fetch(int entry) {
+    const int offset = offsets[item * kLoaders];
+    if (p.channels_last) {
+      fetch_channels_last(entry, offset);
+    } else if (p.copy == 0) {
+      const Element* from = source + offset;
+      const int bytes = offset == kOutside ? 0 : kVector;
+#pragma unroll
+      for (int c = 0; c < kE; ++c) {
+        ptx::copy_async<kVector>(raw(entry, c), from, c < channels ? bytes : 0);
+        from += channel_step;
+      }
+    } else {
+      fetch_edges(entry, offset);
+    }
+    if (++item < pass_items) return;
+    item = 0;
+    source += lane_blocks * kE * channel_step;
+    channels -= lane_blocks * kE;
+    if (++pass * lane_blocks < p.slice_blocks) return;
+    pass = 0;
+    if (++slice == slices) next_unit();
+  }
+
+  // Rows that do not start on whole vectors: 4 bytes at a time, or single elements where a 16-bit
+  // row has an odd length. Every column is checked by itself.
+  __device__ __forceinline__ void fetch_edges(int entry, int offset) {
+    const int column = offsets[item * kLoaders + kColumns];
+    const Element* from = source + offset;
+    constexpr int kStep = 4 / sizeof(Element);
+#pragma unroll
+    for (int c = 0; c < kE; ++c) {
+#pragma unroll
+      for (int i = 0; i < kItemPixels; i += kStep) {
+        const int first = column + i * p.in_step_x;
+        const Element* at = from + i * p.in_step_x;
+        const uint32_t target = raw(entry, c) + i * sizeof(Element);
+        if (kStep == 1 || p.copy == 1) {
+          const bool on = c < channels && static_cast<unsigned>(first) < p.in_w;
+          ptx::copy_async<4>(target, at, on ? 4 : 0);
+        } else {
+          uint32_t v = 0;
+#pragma unroll
+          for (int k = 0; k < kStep; ++k) {
+            const bool on = c < channels && static_cast<unsigned>(first + k * p.in_step_x) < p.in_w;
+            const auto* half = reinterpret_cast<const unsigned short*>(at + k * p.in_step_x);
+            if (on) v |= static_cast<uint32_t>(__ldg(half)) << (16 * k);
+          }
+          ptx::store_shared(target, v);
+        }
+      }
+      from += channel_step;
+    }
+  }
+
+  __device__ __forceinline__ void fetch_channels_last(int entry, int offset) {
+    const int column = offsets[item * kLoaders + kColumns];
+    const Element* from = source + static_cast<int64_t>(offset) * p.in_channels;
+#pragma unroll
+    for (int i = 0; i < kItemPixels; ++i) {
+      const bool on = 0 < channels && static_cast<unsigned>(column + i * p.in_step_x) < p.in_w;
+      ptx::copy_async<16>(raw_pixel(entry, i), from, on ? 16 : 0);
+      from += p.in_step_x * p.in_channels;
+    }
+  }
+
+  // An item that has arrived, in registers, as the global memory has it.
+  __device__ __forceinline__ void read(int entry, Item& to) const {
+    if (p.channels_last || kE == 4) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint4 v;
+        ptx::load_shared(v, p.channels_last ? raw_pixel(entry, i) : raw(entry, i));
+        to.v[4 * i] = v.x, to.v[4 * i + 1] = v.y, to.v[4 * i + 2] = v.z, to.v[4 * i + 3] = v.w;
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < kE; ++c) {
+        uint2 v;
+        ptx::load_shared(v, raw(entry, c));
+        to.v[2 * c % 16] = v.x, to.v[(2 * c + 1) % 16] = v.y;
+      }
+    }
+  }
+
+  // Puts an item into the slot, as 4 pixels of 16 bytes.
+  __device__ __forceinline__ void place(const Item& from, uint32_t target) const {
+#pragma unroll
+    for (int i = 0; i < kItemPixels; ++i) {
+      uint32_t word[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        if (p.channels_last) {
+          word[k] = from.v[4 * i + k];
+        } else if constexpr (kE == 4) {
+          word[k] = from.v[4 * k + i];
+        } else {  // channels 2k and 2k + 1 of pixel i
+          word[k] = __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2],
+                                i % 2 ? 0x7632 : 0x5410);
+        }
+      }
+      ptx::store_shared(target + i * 16,
+                        make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
+                                   Operand::prepare(word[2]), Operand::prepare(word[3])));
+    }
+  }
+};
+
+// Where the next item goes: follows the loader's order, kInFlight items behind.
+template <typename Operand>
+struct Placer {
+  const Loader<Operand>& loader;
+  int slot = 0, item = 0, pass = 0;
+  uint32_t parity = 1;
+
+  __device__ __forceinline__ void put(const Item& from) {
+    const Sm90Params& p = loader.p;
+    const Shared& shared = loader.shared;
+    if (item == 0 && pass == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
+    const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
+    const int block = pass * loader.lane_blocks + loader.lane_block;
+    if (pixel < p.pixels) {
+      loader.place(from, shared.slots + slot * slot_bytes(p) + (block * p.plane + pixel) * 16);
+    }
+    if (++item < loader.pass_items) return;
+    item = 0;
+    if (++pass * loader.lane_blocks < p.slice_blocks) return;
+    pass = 0;
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.filled + 8 * slot);
+    if (++slot == p.slots) slot = 0, parity ^= 1;
+  }
+};
+
+template <typename Operand>
+__device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& shared) {
+  Loader<Operand> loader(p, shared);
+  Placer<Operand> placer{loader};
+  int next = 0, oldest = 0, waiting = 0;
+  while (true) {
+    while (waiting < kInFlight && loader.live()) {
+      loader.fetch(next);
+      ptx::copy_async_commit();
+      next = next + 1 == kInFlight ? 0 : next + 1;
+      ++waiting;
+    }
+    if (waiting == 0) return;
+    // Two items at a time, so that their shared-memory latencies overlap.
+    if (waiting == kInFlight) {
+      ptx::copy_async_wait<kInFlight - 2>();
+    } else {
+      ptx::copy_async_wait<0>();
+    }
+    const int second = oldest + 1 == kInFlight ? 0 : oldest + 1;
+    Item one, two;
+    loader.read(oldest, one);
+    loader.read(second, two);
+    placer.put(one);
+    oldest = second;
+    if (--waiting == 0) continue;
+    placer.put(two);
+    oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
+    --waiting;
+  }
+}
+
+}  // namespace upconv
