@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_cost
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
 from upconv.planner.sm90_wgrad import FIXED_BYTES, FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +80,7 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     vectors = emulator.UNIT * plan.element // 16
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
-    chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + 128 // vectors)
+    chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if plan.pairs else 16))
     chunk += plan.planes * emulator.ROWS * plan.pitch * plan.point
     stage = -(-chunk // 128) * 128
     assert plan.stage_bytes == stage
@@ -94,7 +93,6 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     assert plan.bands * plan.band_rows >= plan.in_h
     assert plan.strips * plan.segment >= plan.in_w
     assert plan.workers <= plan.image_groups * plan.bands * plan.strips
-    assert pixels * plan.element // 4 <= 128
     for job in plan.jobs:
         assert job["planes"] <= emulator.header_constant("kWgradPlanes")
 
@@ -141,16 +139,6 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
     for name in ("Jobs", "Planes", "Consumers", "Groups", "Taps"):
         expected = getattr(sm90_wgrad, f"MAX_{name.upper()}")
         assert emulator.header_constant(f"kWgrad{name}") == expected
-
-
-def test_the_cost_rule_is_what_the_measurements_give() -> None:
-    script = ROOT / "benchmarks" / "fit_wgrad.py"
-    namespace: dict[str, Any] = {"__name__": "fit", "__file__": str(script)}
-    exec(script.read_text(), namespace)
-    producers, consumers, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
-    assert producers == pytest.approx(sm90_wgrad_cost.PRODUCER_CYCLES, rel=0.01)
-    assert consumers == pytest.approx(sm90_wgrad_cost.CONSUMER_CYCLES, rel=0.01)
-    assert spread < 0.15
 
 
 def test_the_generated_file_is_what_the_generator_writes() -> None:

@@ -57,6 +57,10 @@ class Plan:
     def point(self) -> int:
         return 4 if self.pairs else self.element
 
+    @property
+    def in_order(self) -> bool:
+        return self.element == 2 and not self.pairs
+
 
 def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
     """(image, row, column, rows) of every unit of a worker."""
@@ -77,7 +81,8 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
     pixels, per_word = plan.segment * plan.images, 4 // plan.element
     vectors = UNIT * plan.element // 16
     words = pixels // per_word
-    assert words <= 128, "a producer thread has one word of a row"
+    assert pixels * plan.element // max(plan.copy_input, 4) <= 128, "a thread has one copy of a row"
+    assert plan.copy_input == 2 or plan.in_w * plan.element % plan.copy_input == 0
     result = np.full((pixels // UNIT, vectors, plan.tile_n, 4, per_word), np.nan)
     for word in range(words):
         i, c = divmod(word * per_word, plan.segment)
@@ -85,11 +90,12 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
         for e in range(per_word):
             values = np.zeros(plan.tile_n)
             if image + i < plan.batch and column + c + e < plan.in_w:
-                if plan.copy_input == 4 and plan.element == 2:
-                    assert plan.in_w % 2 == 0, "copies of 4 bytes start on 4 bytes"
                 found = x[image + i, channel : channel + plan.tile_n, row, column + c + e]
                 values[: len(found)] = found
-            result[unit, inside % vectors, :, inside // vectors, e] = values
+            vector, t = inside % vectors, inside // vectors
+            if plan.in_order:
+                vector, t = inside // 4, inside % 4
+            result[unit, vector, :, t, e] = values
     return result
 
 
@@ -103,7 +109,8 @@ def fill_plane(
     tile = np.full((ROWS, plan.pitch + 32, phases), np.nan)
     per_copy = max(4 // plan.point, 1) if job["copy"] == 2 else job["copy"] // plan.point
     assert plan.filled % per_copy == 0
-    assert plan.images * plan.filled // per_copy <= 128, "a thread has one copy of a row"
+    most = max(plan.segment, plan.filled - plan.segment)
+    assert plan.images * most // per_copy <= 128, "a thread has one copy of a row"
     for i in range(plan.images):
         for point in range(plan.filled):
             y = row * plan.step_y + plane["phase_y"]
@@ -137,7 +144,8 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: 
         for t in range(4):
             i, piece = divmod(4 * unit + t, pieces)
             base = i * plan.segment_pitch + piece * 8 + group["offset"]
-            assert base % 4 == 0, "windows are read in vectors"
+            assert base % (2 if plan.in_order else 4) == 0, "windows are read in vectors"
+            base += group["high"] // 2
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
@@ -145,8 +153,14 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: 
                             point = base + m + tap + 4 * h
                         else:
                             point = base + 2 * (m + 2 * h) + e + tap
-                        a = tile[:, point, group["high"]]
-                        total += np.outer(a, chunk[unit, m + vectors // 2 * h, :, t, e])
+                        vector = m + vectors // 2 * h
+                        if plan.in_order:  # `t` counts pieces here, words inside them below
+                            word, vector = 2 * (m % 2) + h, t
+                            point = base + 2 * word + e + tap
+                            b = chunk[unit, vector, :, word, e]
+                        else:
+                            b = chunk[unit, vector, :, t, e]
+                        total += np.outer(tile[:, point, group["high"] % 2], b)
     return total
 
 
@@ -154,7 +168,8 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     """The gradient [Cin, Cout, tap]; taps that no run stores stay NaN, double ones are an error."""
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
-    assert plan.pitch % 8 == 4, "rows would share banks"
+    banks = (16, 8) if plan.in_order else (8, 4)
+    assert plan.pitch % banks[0] == banks[1], "rows would share banks"
     assert plan.images * plan.segment_pitch <= plan.pitch
     for job in plan.jobs:
         for block in range(plan.channel_blocks):

@@ -69,6 +69,8 @@ class Form:
     groups: int
     run: int
     pairs: bool
+    in_order: bool
+    """Pixels lie in order in shared memory: 16-bit types without pairs."""
 
     @property
     def sums(self) -> int:
@@ -81,7 +83,7 @@ class Job:
     """What one block accumulates: for each warpgroup its first channel and its runs."""
 
     consumers: tuple[tuple[int, tuple[Run, ...]], ...]
-    pairs: bool
+    form: Form
 
     @property
     def shift_y(self) -> int:
@@ -92,22 +94,28 @@ class Job:
         return max(run.shift_y for _, runs in self.consumers for run in runs) - self.shift_y
 
     def planes(self) -> list[Plane]:
-        """Each run finds its points in one of them, a multiple of 4 from its start."""
+        """Each run finds its points in one of them."""
         planes: list[Plane] = []
         every = [(channel, run) for channel, runs in self.consumers for run in runs]
         for channel, run in sorted(every, key=lambda pair: pair[1].shift_x):
             if self.place(planes, channel, run) is None:
-                phase_x = 0 if self.pairs else run.phase_x
+                phase_x = 0 if self.form.pairs else run.phase_x
                 planes.append(Plane(channel, run.phase_y, phase_x, run.shift_x))
         return planes
 
     def place(self, planes: list[Plane], channel: int, run: Run) -> tuple[int, int] | None:
-        """Index of the run's plane and offset in it."""
-        phase_x = 0 if self.pairs else run.phase_x
+        """Index of the run's plane and offset in it.
+
+        Windows are read in vectors of 4 points, or in words where pixels are in order; pairs can be
+        taken one point further on.
+        """
+        phase_x = 0 if self.form.pairs else run.phase_x
+        step = 2 if self.form.in_order else 4
+        most = 1 if self.form.pairs and self.form.run > 1 else 0
         for index, plane in enumerate(planes):
             offset = run.shift_x - plane.start
             same = (plane.channel, plane.phase_y, plane.phase_x) == (channel, run.phase_y, phase_x)
-            if same and offset % 4 == 0 and 0 <= offset <= MAX_OFFSET:
+            if same and offset % step <= most and 0 <= offset <= MAX_OFFSET:
                 return index, offset
         return None
 
@@ -193,7 +201,7 @@ def jobs(problem: Problem, form: Form) -> list[Job]:
         ordered = parts if block % 2 == 0 else parts[::-1]
         consumers += [(block * ROWS, part) for part in ordered]
     return [
-        Job(tuple(consumers[i : i + form.consumers]), form.pairs)
+        Job(tuple(consumers[i : i + form.consumers]), form)
         for i in range(0, len(consumers), form.consumers)
     ]
 
@@ -204,22 +212,29 @@ def forms(problem: Problem) -> Iterator[Form]:
     pairs = small and problem.stride[1] == 2 and problem.out_size[1] % 2 == 0
     for consumers, n, groups, run in FORMS:
         if not (pairs and consumers > 2):
-            yield Form(consumers, n, groups, run, pairs)
+            yield Form(consumers, n, groups, run, pairs, small and not pairs)
 
 
 def copy_bytes(problem: Problem, job: Job) -> int:
     """Bytes of one copy of grad_output; 2: element by element, which waits for memory."""
     starts = [plane.start for plane in job.planes()]
     step, width = problem.stride[1], problem.out_size[1]
-    if job.pairs:
+    if job.form.pairs:
         width, step = width // 2, 1
-    point = 4 if job.pairs else problem.element_bytes
+    point = 4 if job.form.pairs else problem.element_bytes
     if step > 1:
         return 4 if point == 4 else 2
     for points in (4, 2, 1):
         if points * point >= 4 and all(value % points == 0 for value in (width, *starts)):
             return points * point
     return 2
+
+
+def copy_input_bytes(problem: Problem, form: Form) -> int:
+    """Bytes of one copy of the input."""
+    row = problem.in_size[1] * problem.element_bytes
+    sizes = (16, 8, 4) if form.in_order else (4,)
+    return next((size for size in sizes if row % size == 0), 2)
 
 
 def chunks(
@@ -239,15 +254,16 @@ def chunks(
             if pixels % segment or images > problem.batch or segment > up(problem.in_size[1], UNIT):
                 continue
             filled = up(segment + halo, 4)
-            if images * filled // per_copy > PRODUCERS:
+            if images * max(segment, filled - segment) // per_copy > PRODUCERS:
                 continue
-            pitch = images * filled
-            pitch += 4 * (pitch // 4 % 2 == 0)
-            input_bytes = pixels // UNIT * vectors * (form.n * 16 + 128 // vectors)
+            pitch = images * filled  # and so much more that rows fall into different banks
+            pitch += (8 - pitch) % 16 if form.in_order else (4 - pitch) % 8
+            input_bytes = pixels // UNIT * vectors * (form.n * 16 + (32 if form.pairs else 16))
             plane_bytes = ROWS * pitch * point
             stage = up(input_bytes + planes * plane_bytes, 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-            lag = min(max(stages - extra - 2, 1), 4)
+            # One chunk more than must be: the consumers' slot is free while they work.
+            lag = min(max(stages - extra - 3, 1), 2)
             if stages >= lag + extra + 1:
                 sizes = (input_bytes, plane_bytes, stage)
                 yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
@@ -255,22 +271,27 @@ def chunks(
 
 def passes(channels: int, row: int) -> int:
     """Channels of one producer thread: so many lie side by side, rounded to a power of two."""
-    return channels // (1 << (PRODUCERS // row).bit_length() - 1)
+    return channels // (1 << min(PRODUCERS // row, channels).bit_length() - 1)
 
 
 def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWork:
     """What one chunk of a job costs producers and consumers."""
-    small = problem.element_bytes == 2
-    point = 4 if form.pairs else problem.element_bytes
+    element = problem.element_bytes
+    small = element == 2
+    point = 4 if form.pairs else element
     units = chunk.pixels // UNIT
     planes = job.planes()
     copy = copy_bytes(problem, job)
     per_copy = max(4 // point, 1) if copy == 2 else copy // point
-    words = passes(form.n, chunk.pixels * problem.element_bytes // 4)
-    copies = len(planes) * passes(ROWS, chunk.images * chunk.filled // per_copy)
+    words = passes(form.n, chunk.pixels * element // max(copy_input_bytes(problem, form), 4))
+    copies = len(planes) * passes(ROWS, chunk.images * chunk.segment // per_copy)
+    if chunk.filled > chunk.segment:
+        right = chunk.images * (chunk.filled - chunk.segment) // per_copy
+        copies += len(planes) * passes(ROWS, right)
+    window = 16 * (1 + form.run // 2) if form.in_order else up(8 + form.run - 1, 4) * point
     consumers = len(job.consumers)
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
-    element, span = problem.element_bytes, chunk.filled * problem.stride[1]
+    span = chunk.filled * problem.stride[1]
     by_row = Counter((plane.channel, plane.phase_y, plane.phase_x) for plane in planes)
     rows = sum({row[:2]: count for row, count in sorted(by_row.items())}.values())
     read = form.n * up(chunk.segment * element, 32) + rows * ROWS * (span * element + 28)
@@ -278,7 +299,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     return ChunkWork(
         tensor=consumers * form.groups * form.run * units * (2 if small else 4) * form.n / 2,
         batches=units * -(-form.groups // 2),
-        windows=consumers * form.groups * units * ROWS * 4 * up(8 + form.run - 1, 4) * point,
+        windows=consumers * form.groups * units * ROWS * 4 * window,
         read=chunk.images * read,
         copies=words + copies,
         rounded=0 if small else words,
@@ -380,7 +401,7 @@ def fields(
         "filled": chunk.filled,
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
-        "copy_input": 2 if problem.element_bytes == 2 and problem.in_size[1] % 2 else 4,
+        "copy_input": copy_input_bytes(problem, form),
         "band_rows": split.band_rows,
         "bands": split.bands,
         "strips": -(-problem.in_size[1] // chunk.segment),
@@ -415,7 +436,9 @@ def record(
                 place = job.place(planes, channel, run)
                 assert place is not None
                 back = job.extra_rows - (run.shift_y - job.shift_y)
-                result += [place[0], back, place[1], int(form.pairs and run.phase_x)]
+                skew = place[1] % 4 if form.pairs else 0
+                high = run.phase_x + 2 * skew if form.pairs else 0
+                result += [place[0], back, place[1] - skew, high]
                 result += [*run.taps, *[-1] * (MAX_TAPS - len(run.taps))]
             result += no_group * (MAX_GROUPS - len(part))
         idle = [0, 0, *no_group * MAX_GROUPS]

@@ -3,12 +3,12 @@
 //
 // The idea. Pixels are the reduced dimension K. Rows of 64 grad_output channels come from registers
 // (operand A), N input channels from shared memory (operand B, K-major). A tap moves grad_output
-// along K by single pixels, which no descriptor can; in registers it costs little, because K may be
-// numbered at will: a thread holds 8 neighbouring pixels of its two channels, t * 8 .. t * 8 + 7,
-// and those to their right. Pixel 8 t + v of a unit of 32 is element t of vector v in shared
-// memory, instruction m takes vectors m and m + 4, and so the next tap finds its operand in the
-// next set of registers. One window of shared memory reads serves a whole run of taps. (16-bit
-// types: the same with words of two pixels, and a second copy that starts in the middle of words.)
+// along K by single pixels, which no descriptor can; in registers it costs little. For TF32 K is
+// numbered so that taps share registers: a thread holds 8 neighbouring pixels of its two channels,
+// 8 t .. 8 t + 7, and those to their right. Pixel 8 t + v of a unit of 32 is element t of vector v
+// in shared memory, instruction m takes vectors m and m + 4, and so the next tap finds its operand
+// in the next set of registers. One window of shared memory reads serves a whole run of taps. 16-bit
+// types keep their pixels in order, so that the input comes in copies of 16 bytes.
 //
 // Stride: grad_output is taken apart into its phases on the way in ("planes"; 16-bit types at width
 // stride 2 keep both phases in one word and are taken apart by byte permutation in registers).
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   // 168 registers a thread for 3 warpgroups, 128 for 4, handed round: 72 + 2 x 216, 56 + 3 x 152.
   if (threadIdx.x < 128) {
     ptx::give_registers<(C == 2 ? 72 : 56)>();
-    Producer<Operand>(p, shared).run();
+    Producer<Operand, kPairs>(p, shared).run();
   } else {
     ptx::take_registers<(C == 2 ? 216 : 152)>();
     const int c = threadIdx.x / 128 - 1;

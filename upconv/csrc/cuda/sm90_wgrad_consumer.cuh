@@ -8,64 +8,48 @@ namespace upconv::wgrad {
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-// A run's operand in registers: the 8 points of this thread and those to their right that the other
-// taps of the run meet, for the two channels (g and g + 8) that the thread holds. The tensor core
-// takes four registers in a row; instruction m of tap t needs points m + t and m + t + 4 (words of
-// two pixels: m + t / 2 and m + t / 2 + 2), so that taps share them: 7 sets serve 4 taps, not 16.
-template <typename Operand, int T, bool kPairs>
+// A run's operand in registers, four of them in a row for each instruction, as the tensor core
+// takes them: channels g and g + 8, and two places along K. Neighbouring taps share what they can.
+//
+// Woven: a thread holds 8 neighbouring points and those to their right that the other taps meet.
+// Instruction m of tap t needs points m + t and m + t + 4 (16-bit: words of two, m + t / 2 and
+// m + t / 2 + 2): 7 sets serve 4 taps, not 16. Where a word holds both width phases of a point,
+// `select` picks one, and `skew` moves the window by one point.
+template <typename Operand, int T, bool kPairs, bool kWoven>
 struct Window {
-  static constexpr bool kTf32 = Shape<Operand>::kElement == 4;
+  static constexpr bool kTf32 = Shape<Operand, kPairs>::kElement == 4;
   static constexpr int kSteps = kTf32 ? 4 : 2;  // instructions that cover a unit of pixels
   static constexpr int kEven = kTf32 ? 4 + T - 1 : 2 + (T - 1) / 2;
   static constexpr int kOdd = kTf32 || T == 1 ? 0 : 2 + (T - 2) / 2;  // sets that start mid-word
   uint32_t a[kEven + kOdd][4];
 
-  // Registers that hold kPoints points in a row.
-  template <int kRegisters>
-  __device__ static __forceinline__ void load_row(uint32_t (&w)[kRegisters], uint32_t from) {
-    if constexpr (kRegisters % 4 == 0 && (kTf32 || kPairs)) {
-#pragma unroll
-      for (int i = 0; i < kRegisters; i += 4) {
-        uint4 four;
-        ptx::load_shared(four, from + 4 * i);
-        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRegisters; i += 2) {
-        uint2 two;
-        ptx::load_shared(two, from + 4 * i);
-        w[i] = two.x, w[i + 1] = two.y;
-      }
-    }
-  }
-
-  // `select` picks the width phase where a word holds both.
-  __device__ __forceinline__ void load(uint32_t address, uint32_t eight_channels, uint32_t select) {
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, const int* pieces,
+                                       int high) {
     constexpr int kPoints = (8 + T - 1 + 3) / 4 * 4;
+    const uint32_t from = base + pieces[threadIdx.x % 4] * 4;
+    const uint32_t select = high % 2 ? 0x7632 : 0x5410;
+    const bool skew = kPairs && T > 1 && high >= 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint32_t w[kTf32 || kPairs ? kPoints : kPoints / 2];
-      load_row(w, address + half * eight_channels);
-      if constexpr (kTf32) {
+      uint32_t w[kPoints];
 #pragma unroll
-        for (int q = 0; q < kEven; ++q) {
-          a[q][half] = Operand::prepare(w[q]);
-          a[q][half + 2] = Operand::prepare(w[q + 4]);
-        }
-      } else {
+      for (int i = 0; i < kPoints; i += 4) {
+        uint4 four;
+        ptx::load_shared(four, from + half * eight_channels + 4 * i);
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+      }
 #pragma unroll
-        for (int q = 0; q < kEven; ++q) {
-          a[q][half] = kPairs ? __byte_perm(w[2 * q], w[2 * q + 1], select) : w[q];
-          a[q][half + 2] = kPairs ? __byte_perm(w[2 * q + 4], w[2 * q + 5], select) : w[q + 2];
-        }
+      for (int i = 0; i + 1 < kPoints; ++i) w[i] = skew ? w[i + 1] : w[i];
 #pragma unroll
-        for (int q = 0; q < kOdd; ++q) {
-          a[kEven + q][half] = kPairs ? __byte_perm(w[2 * q + 1], w[2 * q + 2], select)
-                                      : __byte_perm(w[q], w[q + 1], 0x5432);
-          a[kEven + q][half + 2] = kPairs ? __byte_perm(w[2 * q + 5], w[2 * q + 6], select)
-                                          : __byte_perm(w[q + 2], w[q + 3], 0x5432);
-        }
+      for (int q = 0; q < kEven; ++q) {
+        a[q][half] = kTf32 ? Operand::prepare(w[q]) : __byte_perm(w[2 * q], w[2 * q + 1], select);
+        a[q][half + 2] =
+            kTf32 ? Operand::prepare(w[q + 4]) : __byte_perm(w[2 * q + 4], w[2 * q + 5], select);
+      }
+#pragma unroll
+      for (int q = 0; q < kOdd; ++q) {
+        a[kEven + q][half] = __byte_perm(w[2 * q + 1], w[2 * q + 2], select);
+        a[kEven + q][half + 2] = __byte_perm(w[2 * q + 5], w[2 * q + 6], select);
       }
     }
   }
@@ -76,9 +60,41 @@ struct Window {
   }
 };
 
+// Pixels in order: instruction m of tap t needs pixels 2 t' and 2 t' + 1, moved by t, of the
+// 8-pixel pieces 2 m and 2 m + 1. An odd tap starts in the middle of a word.
+template <typename Operand, int T>
+struct Window<Operand, T, false, false> {
+  static constexpr int kSteps = 2;
+  static constexpr int kWords = 1 + T / 2;
+  uint32_t a[2][T][4];
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, const int* pieces,
+                                       int) {
+    const int4 piece = *reinterpret_cast<const int4*>(pieces);
+    const int at[4] = {piece.x, piece.y, piece.z, piece.w};
+    base += threadIdx.x % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t w[kWords];
+#pragma unroll
+        for (int k = 0; k < kWords; ++k)
+          ptx::load_shared(w[k], base + half * eight_channels + at[i] * 2 + 4 * k);
+#pragma unroll
+        for (int t = 0; t < T; ++t)
+          a[i / 2][t][half + i % 2 * 2] =
+              t % 2 == 0 ? w[t / 2] : __byte_perm(w[t / 2], w[t / 2 + 1], 0x5432);
+      }
+  }
+
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m][t]; }
+};
+
 template <typename Operand, int N, int G, int T, bool kPairs>
 struct Consumer {
-  using Runs = Window<Operand, T, kPairs>;
+  using Layout = Shape<Operand, kPairs>;
+  using Runs = Window<Operand, T, kPairs, Layout::kWoven>;
   static constexpr int kTogether = G < 2 ? G : 2;  // runs whose windows are in registers at once
   const WgradParams& p;
   const Shared& shared;
@@ -116,18 +132,20 @@ struct Consumer {
 
   // The products of one unit of pixels with `kTogether` runs from the first-th on.
   template <int kFirst>
-  __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t piece,
+  __device__ __forceinline__ void multiply(const uint32_t (&base)[G], const int* pieces,
                                            uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
-    constexpr int kStep = Shape<Operand>::vector_step(N) / 16;
+    constexpr int kVector = Layout::vector_step(N) / 16;
     const uint32_t eight = 8 * p.pitch * point_bytes(p);
-    constexpr int kHalf = Shape<Operand>::kVectors / 2 * kStep;
+    // From one instruction to the next, and from the first half of K to the second.
+    constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
+    constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
     Runs window[kTogether];
 #pragma unroll
     for (int g = kFirst; g < kLast; ++g) {
-      window[g - kFirst].load(base[g] + piece, eight, mine.group[g].high ? 0x7632 : 0x5410);
+      window[g - kFirst].load(base[g], eight, pieces, mine.group[g].high);
     }
-    // K-major without swizzle: 8 channels are 128 bytes, the second half of K half a unit further.
+    // K-major without swizzle: 8 channels are 128 bytes.
     const uint64_t b = static_cast<uint64_t>(128 >> 4) << 32 | kHalf << 16 | tile >> 4;
     ptx::wgmma_fence();
 #pragma unroll
@@ -139,7 +157,7 @@ struct Consumer {
           WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), b + m * kStep);
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
-    if constexpr (kLast < G) multiply<kLast>(base, piece, tile);
+    if constexpr (kLast < G) multiply<kLast>(base, pieces, tile);
   }
 
   __device__ __forceinline__ void chunk() {
@@ -147,12 +165,12 @@ struct Consumer {
 #pragma unroll
     for (int g = 0; g < G; ++g) base[g] = window_base(mine.group[g]);
     uint32_t tile = shared.stages + slot.index * p.stage_bytes;
-    const int* piece = shared.pieces + threadIdx.x % 4;
+    const int* pieces = shared.pieces;
 #pragma unroll 1
     for (int left = chunk_pixels(p); left > 0; left -= kUnit) {
-      multiply<0>(base, *piece * point_bytes(p), tile);
-      piece += 4;
-      tile += Shape<Operand>::kVectors * Shape<Operand>::vector_step(N);
+      multiply<0>(base, pieces, tile);
+      pieces += 4;
+      tile += Layout::kVectors * Layout::vector_step(N);
     }
   }
 

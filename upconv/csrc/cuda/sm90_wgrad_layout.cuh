@@ -16,17 +16,20 @@ constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of
 constexpr int kSlackBytes = 128;    // windows may reach past the last channel
 constexpr int kRows = 64;           // channels of grad_output of one warpgroup
 
-template <typename Operand>
+// How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
+// word t of vector v. 16-bit types without pairs keep their pixels in order.
+template <typename Operand, bool kPairs>
 struct Shape {
   static constexpr int kElement = sizeof(typename Operand::Element);
+  static constexpr bool kWoven = kPairs || kElement == 4;
   static constexpr int kWords = kUnit * kElement / 4;  // of a channel in one unit
   static constexpr int kVectors = kWords / 4;          // 16-byte vectors of the same
-  // From one vector to the next: 16 (32) bytes beyond N vectors spread a warp's words over the
-  // banks, when 32 neighbouring words of a channel (16 of two channels) are copied.
-  __host__ __device__ static constexpr int vector_step(int n) { return n * 16 + 64 / kVectors * 2; }
+  // From one vector to the next. The 16 (32) bytes beyond N vectors spread over the banks what a
+  // warp writes at a time: 32 words of a channel, 16 of two channels, or vectors in order.
+  __host__ __device__ static constexpr int vector_step(int n) {
+    return n * 16 + (kPairs ? 32 : 16);
+  }
 };
-static_assert(Shape<Tf32>::vector_step(64) == 64 * 16 + 16, "8 vectors, 4 banks apart");
-static_assert(Shape<Bf16>::vector_step(64) == 64 * 16 + 32, "4 vectors, 8 banks apart");
 
 __host__ __device__ inline int element_bytes(const WgradParams& p) { return p.operand ? 2 : 4; }
 __host__ __device__ inline int point_bytes(const WgradParams& p) {

@@ -16,41 +16,41 @@ constexpr int kWgradMaxStages = 16;
 
 // Scalars, all int. A pixel of plane (phase_y, phase_x) at point q is grad_output's pixel
 // q * step + phase; a tap pairs the input's pixel i with the plane's pixel i + shift.
-#define UPCONV_WGRAD_FIELDS(X)                                                               \
-  X(operand)   /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
-  X(consumers) /* warpgroups that multiply: C */                                             \
-  X(tile_n)    /* input channels of one block: N */                                          \
-  X(groups)    /* runs of taps of one warpgroup: G */                                        \
-  X(run)       /* neighbouring taps of one run: T */                                         \
-  X(pairs)     /* 1: planes hold both width phases of a 16-bit type, 4 bytes a point */      \
-  X(batch)                                                                                   \
-  X(in_channels)                                                                             \
-  X(in_h)                                                                                    \
-  X(in_w)                                                                                    \
-  X(out_channels)                                                                            \
-  X(out_h)                                                                                   \
-  X(out_w)                                                                                   \
-  X(step_y)                                                                                  \
-  X(step_x)                                                                                  \
-  X(taps)          /* of the weight */                                                       \
-  X(segment)       /* columns of an image in one chunk, a multiple of 8 */                   \
-  X(images)        /* images side by side in one chunk */                                    \
-  X(filled)        /* points of a plane that are copied for each image of a chunk */         \
-  X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */       \
-  X(pitch)         /* points from one channel to the next: 4 times an odd number */          \
-  X(copy_input)    /* bytes of one copy of the input: 4; 2: element by element */            \
-  X(band_rows)     /* input rows that follow each other in one unit of work */               \
-  X(bands)                                                                                   \
-  X(strips)                                                                                  \
-  X(image_groups)                                                                            \
-  X(planes)      /* most planes of a job */                                                  \
-  X(stages)      /* ring of chunks */                                                        \
-  X(lag)         /* chunks that are on their way behind the one being handed over, 1 to 4 */ \
-  X(input_bytes) /* of a chunk: the input, each plane, and all of it */                      \
-  X(plane_bytes)                                                                             \
-  X(stage_bytes)                                                                             \
-  X(workers)        /* blocks that share the pixels of a job */                              \
-  X(channel_blocks) /* blocks of N input channels */                                         \
+#define UPCONV_WGRAD_FIELDS(X)                                                                    \
+  X(operand)   /* 0 TF32, 1 BF16, 2 FP16 */                                                       \
+  X(consumers) /* warpgroups that multiply: C */                                                  \
+  X(tile_n)    /* input channels of one block: N */                                               \
+  X(groups)    /* runs of taps of one warpgroup: G */                                             \
+  X(run)       /* neighbouring taps of one run: T */                                              \
+  X(pairs)     /* 1: planes hold both width phases of a 16-bit type, 4 bytes a point */           \
+  X(batch)                                                                                        \
+  X(in_channels)                                                                                  \
+  X(in_h)                                                                                         \
+  X(in_w)                                                                                         \
+  X(out_channels)                                                                                 \
+  X(out_h)                                                                                        \
+  X(out_w)                                                                                        \
+  X(step_y)                                                                                       \
+  X(step_x)                                                                                       \
+  X(taps)          /* of the weight */                                                            \
+  X(segment)       /* columns of an image in one chunk, a multiple of 8 */                        \
+  X(images)        /* images side by side in one chunk */                                         \
+  X(filled)        /* points of a plane that are copied for each image of a chunk */              \
+  X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */            \
+  X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */         \
+  X(copy_input)    /* bytes of one copy of the input: 4, in order also 8 or 16; 2: one element */ \
+  X(band_rows)     /* input rows that follow each other in one unit of work */                    \
+  X(bands)                                                                                        \
+  X(strips)                                                                                       \
+  X(image_groups)                                                                                 \
+  X(planes)      /* most planes of a job */                                                       \
+  X(stages)      /* ring of chunks */                                                             \
+  X(lag)         /* chunks that are on their way behind the one being handed over, 1 to 4 */      \
+  X(input_bytes) /* of a chunk: the input, each plane, and all of it */                           \
+  X(plane_bytes)                                                                                  \
+  X(stage_bytes)                                                                                  \
+  X(workers)        /* blocks that share the pixels of a job */                                   \
+  X(channel_blocks) /* blocks of N input channels */                                              \
   X(jobs)
 
 struct WgradPlane {
@@ -62,8 +62,8 @@ struct WgradPlane {
 struct WgradGroup {
   int16_t plane;
   int16_t back;             // chunks back in the ring: 0 is the newest row
-  int16_t offset;           // first point of the window, a multiple of 4
-  int16_t high;             // pairs: 1 for the second width phase
+  int16_t offset;           // first point of the window, a multiple of 4 (in order: of 2)
+  int16_t high;             // pairs: 1 for the second width phase; 2 more: one point on
   int16_t tap[kWgradTaps];  // position in the weight; -1: none, nothing is stored
 };
 

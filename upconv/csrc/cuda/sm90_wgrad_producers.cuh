@@ -7,54 +7,68 @@ namespace upconv::wgrad {
 
 // --- Producers -------------------------------------------------------------------------------
 
-// Each thread has one place in a row of a chunk (a word of the input, a copy of grad_output) and
-// goes through the channels with it: every division is done once, before the first chunk.
-template <typename Operand>
+// What one thread copies of each row of a chunk: always the same place, in every `jump`-th channel.
+// Every division is done once, before the first chunk.
+struct Place {
+  int image, point, channel, shift, count;
+
+  // `per_image` items of `points` points each, `images` times; they begin at point `first`.
+  __device__ __forceinline__ Place(int per_image, int images, int points, int first, int channels) {
+    const int row = max(per_image * images, 1), thread = threadIdx.x;
+    // A power of two, so that the channels divide evenly.
+    shift = 31 - __clz(min(kProducers / row, channels));
+    channel = thread / row;
+    count = per_image > 0 && channel < jump() ? channels >> shift : 0;
+    image = per_image > 0 ? thread % row / per_image : 0;
+    point = first + (per_image > 0 ? thread % per_image * points : 0);
+  }
+  __device__ __forceinline__ int jump() const { return 1 << shift; }
+  // How many of this thread's channels exist, `channels` of them counted from its first.
+  __device__ __forceinline__ int existing(int channels) const {
+    return (channels + jump() - 1) >> shift;
+  }
+};
+
+template <typename Operand, bool kPairs>
 struct Producer {
   using Element = typename Operand::Element;
-  static constexpr int kElement = Shape<Operand>::kElement;
+  using Layout = Shape<Operand, kPairs>;
+  static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   const WgradParams& p;
   const Shared& shared;
-  const WgradJob& job;
   const Share share;
-  // Input: this thread's word.
-  int x_channel, x_jump, x_shift, x_count, x_image, x_column;
-  uint32_t x_place;
-  // grad_output: this thread's copy.
-  int g_channel, g_jump, g_shift, g_count, g_image, g_point;
-  uint32_t g_place;
+  const WgradJob& job;
+  const Place x;           // a word of the input
+  const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
+  uint32_t x_target;
 
   __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared)
-      : p(p), shared(shared), job(p.job[Share(p).job]), share(p) {
-    constexpr int kWords = Shape<Operand>::kWords, kVectors = Shape<Operand>::kVectors;
-    const int thread = threadIdx.x;
-    const int words = chunk_pixels(p) / kPerWord;
-    x_shift = log2(kProducers / words);
-    x_jump = 1 << x_shift;
-    x_channel = thread / words;
-    x_count = x_channel < x_jump ? p.tile_n / x_jump : 0;
-    const int word = thread % words, pixel = word * kPerWord;
-    x_image = pixel / p.segment;
-    x_column = pixel % p.segment;
-    // Pixel 8 t + v (in words) of a unit is element t of vector v, see sm90_wgmma_wgrad.cuh.
+      : p(p),
+        shared(shared),
+        share(p),
+        job(p.job[share.job]),
+        x(p.segment / per_input(), p.images, per_input(), 0, p.tile_n),
+        main(p.segment / per_copy(), p.images, per_copy(), 0, kRows),
+        halo((p.filled - p.segment) / per_copy(), p.images, per_copy(), p.segment, kRows) {
+    constexpr int kWords = Layout::kWords, kVectors = Layout::kVectors;
+    const int word = (x.image * p.segment + x.point) / kPerWord;
     const int unit = word / kWords, in_unit = word % kWords;
-    x_place = (unit * kVectors + in_unit % kVectors) * Shape<Operand>::vector_step(p.tile_n) +
-              in_unit / kVectors * 4 + x_channel * 16;
-
-    const int per_copy = job.copy == 2 ? kPerWord : job.copy / point_bytes(p);
-    const int copies = p.filled / per_copy, row = copies * p.images;
-    g_shift = log2(kProducers / row);
-    g_jump = 1 << g_shift;
-    g_channel = thread / row;
-    g_count = g_channel < g_jump ? kRows / g_jump : 0;
-    g_image = thread % row / copies;
-    g_point = thread % copies * per_copy;
-    g_place = (g_channel * p.pitch + g_image * p.segment_pitch + g_point) * point_bytes(p);
+    const int vector = Layout::kWoven ? in_unit % kVectors : in_unit / 4;
+    const int place = Layout::kWoven ? in_unit / kVectors : in_unit % 4;
+    x_target =
+        (unit * kVectors + vector) * Layout::vector_step(p.tile_n) + place * 4 + x.channel * 16;
   }
 
-  // Threads side by side take a power of two of channels, so that these divide evenly.
-  __device__ static __forceinline__ int log2(int most) { return 31 - __clz(most); }
+  // Pixels of the input in one copy.
+  __device__ __forceinline__ int per_input() const {
+    return max(p.copy_input / kElement, kPerWord);
+  }
+
+  // Points of grad_output in one copy.
+  __device__ __forceinline__ int per_copy() const {
+    return job.copy == 2 ? kPerWord : job.copy / point_bytes(p);
+  }
 
   // Two 16-bit elements as one word; each is zero where its column does not exist.
   __device__ static __forceinline__ uint32_t two_elements(const Element* first, int64_t step,
@@ -76,7 +90,7 @@ struct Producer {
                                                        const Element* source, int64_t step,
                                                        int count, int exist, bool inside) {
     const int bytes = inside ? kBytes : 0;
-    if (exist >= count) {
+    if (exist >= count && count % kBatch == 0) {
 #pragma unroll 1
       for (int i = 0; i < count; i += kBatch) {
 #pragma unroll
@@ -109,19 +123,25 @@ struct Producer {
   }
 
   __device__ __forceinline__ void copy_input(uint32_t stage, const Unit& unit, int row) const {
-    const int image = unit.image + x_image, column = unit.column + x_column;
+    const int image = unit.image + x.image, column = unit.column + x.point;
     const int64_t area = static_cast<int64_t>(p.in_h) * p.in_w;
-    const int first = share.channel + x_channel;
+    const int first = share.channel + x.channel;
     const Element* source = static_cast<const Element*>(p.x) +
                             (static_cast<int64_t>(image) * p.in_channels + first) * area +
                             static_cast<int64_t>(row) * p.in_w + column;
     const bool inside = image < p.batch && column < p.in_w;
-    const uint32_t target = stage + x_place;
-    const int exist = (p.in_channels - first + x_jump - 1) >> x_shift;
-    if (kElement == 4 || p.copy_input == 4) {
-      copy_channels<4, 8>(target, x_jump * 16, source, x_jump * area, x_count, exist, inside);
+    const int exist = x.existing(p.in_channels - first), jump = x.jump() * 16;
+    const int64_t step = area << x.shift;
+    if (Layout::kWoven && (kElement == 4 || p.copy_input == 4)) {
+      copy_channels<4, 8>(stage + x_target, jump, source, step, x.count, exist, inside);
+    } else if (!Layout::kWoven && p.copy_input == 16) {
+      copy_channels<16, 4>(stage + x_target, jump, source, step, x.count, exist, inside);
+    } else if (!Layout::kWoven && p.copy_input == 8) {
+      copy_channels<8, 4>(stage + x_target, jump, source, step, x.count, exist, inside);
+    } else if (!Layout::kWoven && p.copy_input == 4) {
+      copy_channels<4, 8>(stage + x_target, jump, source, step, x.count, exist, inside);
     } else {
-      copy_elements(target, x_jump * 16, source, x_jump * area, x_count, exist, 1, inside,
+      copy_elements(stage + x_target, jump, source, step, x.count, exist, 1, inside,
                     inside && column + 1 < p.in_w);
     }
   }
@@ -129,47 +149,55 @@ struct Producer {
   // TF32: rounds the words that this thread has copied. The other operand is rounded on its way
   // through the consumers' registers.
   __device__ __forceinline__ void round_input(uint32_t stage) const {
-    uint32_t target = stage + x_place;
+    uint32_t target = stage + x_target;
+    const uint32_t jump = x.jump() * 16;
 #pragma unroll 1
-    for (int i = 0; i < x_count; i += 8) {
+    for (int i = 0; i < x.count; i += 8) {
       uint32_t v[8];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) ptx::load_shared(v[k], target + k * x_jump * 16);
+      for (int k = 0; k < 8; ++k) ptx::load_shared(v[k], target + k * jump);
 #pragma unroll
-      for (int k = 0; k < 8; ++k)
-        ptx::store_shared(target + k * x_jump * 16, Operand::prepare(v[k]));
-      target += 8 * x_jump * 16;
+      for (int k = 0; k < 8; ++k) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
+      target += 8 * jump;
+    }
+  }
+
+  __device__ __forceinline__ void copy_plane(uint32_t target, const WgradPlane& plane,
+                                             const Unit& unit, int row, const Place place) const {
+    const int64_t area = static_cast<int64_t>(p.out_h) * p.out_w, step = area << place.shift;
+    const int image = unit.image + place.image, channel = plane.channel + place.channel;
+    const int y = row * p.step_y + plane.phase_y;
+    const int column = (unit.column + plane.start + place.point) * p.step_x + plane.phase_x;
+    const bool row_inside = image < p.batch && static_cast<unsigned>(y) < p.out_h;
+    const bool inside = row_inside && static_cast<unsigned>(column) < p.out_w;
+    const int exist = place.existing(p.out_channels - channel), count = place.count;
+    const uint32_t jump = (p.pitch * point_bytes(p)) << place.shift;
+    const Element* source = static_cast<const Element*>(p.gy) +
+                            (static_cast<int64_t>(image) * p.out_channels + channel) * area +
+                            static_cast<int64_t>(y) * p.out_w + column;
+    target +=
+        (place.channel * p.pitch + place.image * p.segment_pitch + place.point) * point_bytes(p);
+    if (job.copy == 16) {
+      copy_channels<16, 4>(target, jump, source, step, count, exist, inside);
+    } else if (job.copy == 8) {
+      copy_channels<8, 4>(target, jump, source, step, count, exist, inside);
+    } else if (job.copy == 4) {
+      copy_channels<4, 4>(target, jump, source, step, count, exist, inside);
+    } else {
+      copy_elements(target, jump, source, step, count, exist, p.step_x, inside,
+                    row_inside && static_cast<unsigned>(column + p.step_x) < p.out_w);
     }
   }
 
   __device__ __forceinline__ void copy_planes(uint32_t stage, const Unit& unit, int row) const {
-    const int64_t area = static_cast<int64_t>(p.out_h) * p.out_w, step = g_jump * area;
-    const int image = unit.image + g_image;
-    const uint32_t jump = g_jump * p.pitch * point_bytes(p);
-    uint32_t target = stage + p.input_bytes + g_place;
+    uint32_t target = stage + p.input_bytes;
 #pragma unroll 1
-    for (int i = 0; i < job.planes; ++i) {
-      const WgradPlane& plane = job.plane[i];
-      const int y = row * p.step_y + plane.phase_y;
-      const int x = (unit.column + plane.start + g_point) * p.step_x + plane.phase_x;
-      const int channel = plane.channel + g_channel;
-      const bool row_inside = image < p.batch && static_cast<unsigned>(y) < p.out_h;
-      const bool inside = row_inside && static_cast<unsigned>(x) < p.out_w;
-      const int exist = (p.out_channels - channel + g_jump - 1) >> g_shift;
-      const Element* source = static_cast<const Element*>(p.gy) +
-                              (static_cast<int64_t>(image) * p.out_channels + channel) * area +
-                              static_cast<int64_t>(y) * p.out_w + x;
-      if (job.copy == 16) {
-        copy_channels<16, 4>(target, jump, source, step, g_count, exist, inside);
-      } else if (job.copy == 8) {
-        copy_channels<8, 4>(target, jump, source, step, g_count, exist, inside);
-      } else if (job.copy == 4) {
-        copy_channels<4, 4>(target, jump, source, step, g_count, exist, inside);
-      } else {
-        copy_elements(target, jump, source, step, g_count, exist, p.step_x, inside,
-                      row_inside && static_cast<unsigned>(x + p.step_x) < p.out_w);
-      }
-      target += p.plane_bytes;
+    for (int i = 0; i < 2 * job.planes; ++i) {
+      const bool right = i % 2 == 1;
+      Place place = main;
+      if (right) place = halo;
+      copy_plane(target, job.plane[i / 2], unit, row, place);
+      if (right) target += p.plane_bytes;
     }
   }
 
