@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
-from upconv.planner.sm90_wgrad import FIXED_BYTES, FORMS
+from upconv.planner.sm90_wgrad import FIXED_BYTES
+from upconv.planner.sm90_wgrad_jobs import FORMS
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "upconv" / "csrc" / "cuda"
@@ -30,16 +32,17 @@ def candidate(problem: Problem, multiprocessors: int = 132) -> Candidate:
 
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
-    pair = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * 2))  # noqa: E731
-    stride, dilation = pair(1, 3), pair(1, 3)
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride, dilation = each(1, 3), each(1, 3)
     problem = Problem(
         batch=draw(st.integers(1, 3)),
         in_channels=draw(st.integers(8, 70)),
         out_channels=draw(st.integers(8, 70)),
-        in_size=(draw(st.integers(1, 5)), draw(st.integers(1, 36))),
-        kernel=(draw(st.integers(1, 4)), draw(st.integers(1, 7))),
+        in_size=(*each(1, 4)[1:], draw(st.integers(1, 36))),
+        kernel=(*each(1, 3)[1:], draw(st.integers(1, 7))),
         stride=stride,
-        padding=pair(0, 3),
+        padding=each(0, 3),
         output_padding=tuple(
             draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
         ),
@@ -52,13 +55,12 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([1, 8, 132]))
-def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -> None:
+def check_emulated(problem: Problem, params: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
     gy = rng.standard_normal((problem.batch, problem.out_channels, *problem.out_size))
-    gw = emulator.run(candidate(problem, sms).params, x, gy)
+    deep = [a.reshape(*a.shape[:2], *(1,) * (3 - problem.ndim), *a.shape[2:]) for a in (x, gy)]
+    gw = emulator.run(params, *deep)
     weight = torch.zeros(problem.in_channels, problem.out_channels, *problem.kernel).double()
     rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding, 1)
     _, expected, _ = torch.ops.aten.convolution_backward(
@@ -67,21 +69,39 @@ def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -
     np.testing.assert_allclose(gw.reshape(expected.shape), expected.numpy(), rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problems(), st.sampled_from([1, 8, 132]))
+def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -> None:
+    check_emulated(problem, candidate(problem, sms).params)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(problems(), st.randoms(use_true_random=False))
+def test_every_form_computes_the_gradient(problem: Problem, rng: Random) -> None:
+    """Any plan that the planner may choose, not the cheapest alone."""
+    problem = replace(problem, batch=1)
+    deep = sm90_wgrad.flat(problem)
+    plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=4)))
+    form = rng.choice(sorted({plan[0] for plan in plans}, key=str))
+    plan = rng.choice([plan for plan in plans if plan[0] == form])
+    check_emulated(problem, sm90_wgrad.record(deep, *plan))
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
 def test_every_plan_keeps_the_limits_of_the_kernel(
     problem: Problem, h: int, w: int, batch: int
 ) -> None:
-    problem = replace(problem, in_size=(h, w), batch=batch)
+    problem = replace(problem, in_size=(2, h, w)[-problem.ndim :], batch=batch)
     assume(min(problem.out_size) > 0)
     plan = emulator.Plan(candidate(problem).params)
-    assert (plan.consumers, plan.tile_n, plan.groups, plan.run) in FORMS
-    assert not (plan.pairs and plan.consumers > 2), "not compiled"
+    assert (plan.consumers, plan.tile_n, plan.groups, plan.run, plan.pairs) in FORMS
     vectors = emulator.UNIT * plan.element // 16
+    pairs = plan.pairs and plan.element == 2
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
-    chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if plan.pairs else 16))
-    chunk += plan.planes * emulator.ROWS * plan.pitch * plan.point
+    chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
+    chunk += plan.planes * plan.rows * plan.pitch * plan.point
     stage = -(-chunk // 128) * 128
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
@@ -126,17 +146,14 @@ def test_the_workspace_is_bounded_and_stated() -> None:
 
 def test_both_sides_list_the_same_fields_and_forms() -> None:
     problem = Problem.of(2, 16, 16, (9, 9), 3, tf32=True, direction="grad_weight")
-    form = next(sm90_wgrad.forms(problem))
-    jobs = sm90_wgrad.jobs(problem, form)
-    chunk = next(sm90_wgrad.chunks(problem, form, jobs, H200))
-    split = sm90_wgrad.Split(9, 1, 1, 0, 0.0, "")
-    names = list(sm90_wgrad.fields(problem, form, jobs, chunk, split))
+    plan = next(sm90_wgrad.options(sm90_wgrad.flat(problem), H200))
+    names = list(sm90_wgrad.fields(sm90_wgrad.flat(problem), *plan))
     assert names == emulator.header_fields()
     text = (CUDA / "sm90_wgrad_launch.cuh").read_text()
     macro = text[text.index("#define UPCONV_WGRAD_FORMS") : text.index("template <typename")]
-    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", macro)
+    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+), (\d+)\)", macro)
     assert tuple(tuple(map(int, form)) for form in found) == FORMS
-    for name in ("Jobs", "Planes", "Consumers", "Groups", "Taps"):
+    for name in ("Jobs", "Planes", "Runs"):
         expected = getattr(sm90_wgrad, f"MAX_{name.upper()}")
         assert emulator.header_constant(f"kWgrad{name}") == expected
 
@@ -145,7 +162,7 @@ def test_the_generated_file_is_what_the_generator_writes() -> None:
     namespace: dict[str, object] = {"__name__": "generator"}
     exec((ROOT / "tools" / "generate_wgmma.py").read_text(), namespace)
     assert (CUDA / "wgmma_registers.cuh").read_text() == namespace["register_text"]()  # type: ignore[operator]
-    assert {n for _, n, _, _ in FORMS} == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
+    assert {n for _, n, *_ in FORMS} == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
 
 
 @pytest.mark.slow

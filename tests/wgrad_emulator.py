@@ -12,7 +12,7 @@ from params_header import ParamsHeader
 
 header_fields = ParamsHeader("sm90_wgrad_params.h").fields
 header_constant = ParamsHeader("sm90_wgrad_params.h").constant
-ROWS, UNIT = 64, 32
+ROWS, WARP_ROWS, UNIT = 64, 16, 32
 
 
 class Plan:
@@ -23,25 +23,18 @@ class Plan:
         def take(*names: str) -> dict[str, int]:
             return {name: next(values) for name in names}
 
-        def group() -> dict[str, object]:
-            found: dict[str, object] = dict(take("plane", "back", "offset", "high"))
-            found["tap"] = [next(values) for _ in range(header_constant("kWgradTaps"))]
-            return found
-
         self.jobs = []
         for _ in range(self.field["jobs"]):
-            job: dict[str, object] = dict(take("shift_y", "extra_rows", "copy", "planes"))
+            job: dict[str, object] = dict(take("shift_y", "extra_rows", "planes", "consumers"))
             planes = [
-                take("channel", "phase_y", "phase_x", "start")
+                take("channel", "depth", "phase_y", "phase_x", "start")
                 for _ in range(header_constant("kWgradPlanes"))
             ]
             job["plane"] = planes[: self.field["planes"]]
-            job["consumer"] = [
-                {
-                    **take("active", "channel"),
-                    "group": [group() for _ in range(header_constant("kWgradGroups"))],
-                }
-                for _ in range(header_constant("kWgradConsumers"))
+            names = ("plane", "back", "offset", "skew", "high", "count", "channel", "tap")
+            job["run"] = [
+                [take(*names) for _ in range(header_constant("kWgradWarps"))]
+                for _ in range(header_constant("kWgradRuns"))
             ]
             self.jobs.append(job)
         assert next(values, None) is None, "integers left over"
@@ -75,13 +68,21 @@ def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
     return result
 
 
+def slice_of(plan: Plan, image: int) -> tuple[int, int] | None:
+    """Image of the batch and slice along the depth, where they exist."""
+    n, z = divmod(image, plan.in_d)
+    return (n, z) if n < plan.batch else None
+
+
 def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: int) -> np.ndarray:
     """[unit, vector, channel, t, element of a word]"""
     image, row, column = where
     pixels, per_word = plan.segment * plan.images, 4 // plan.element
     vectors = UNIT * plan.element // 16
     words = pixels // per_word
-    assert pixels * plan.element // max(plan.copy_input, 4) <= 128, "a thread has one copy of a row"
+    squares = not plan.in_order and plan.copy_input >= 8
+    items = pixels * plan.element // (64 if squares else max(plan.copy_input, 4))
+    assert items <= (16 if squares else 128), "a thread has one copy of a row"
     assert plan.copy_input == 2 or plan.in_w * plan.element % plan.copy_input == 0
     result = np.full((pixels // UNIT, vectors, plan.tile_n, 4, per_word), np.nan)
     for word in range(words):
@@ -89,9 +90,10 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
         unit, inside = divmod(word, UNIT // per_word)
         for e in range(per_word):
             values = np.zeros(plan.tile_n)
-            if image + i < plan.batch and column + c + e < plan.in_w:
-                found = x[image + i, channel : channel + plan.tile_n, row, column + c + e]
-                values[: len(found)] = found
+            found = slice_of(plan, image + i)
+            if found and column + c + e < plan.in_w:
+                some = x[found[0], channel : channel + plan.tile_n, found[1], row, column + c + e]
+                values[: len(some)] = some
             vector, t = inside % vectors, inside // vectors
             if plan.in_order:
                 vector, t = inside // 4, inside % 4
@@ -99,58 +101,69 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
     return result
 
 
+def check_copy(plan: Plan, i: int, point: int, x: int) -> None:
+    """The copy that brings a point is aligned on both sides and ends with the row."""
+    per_copy = plan.copy // plan.point
+    assert plan.step_x * plan.element == plan.point or per_copy == 1
+    first = x - point % per_copy * plan.step_x
+    assert first * plan.element % plan.copy == 0 or per_copy == 1
+    assert plan.out_w * plan.element % plan.copy == 0
+    place = i * plan.segment_pitch + point // per_copy * per_copy
+    assert place * plan.point % plan.copy == 0
+    assert plan.pitch * plan.point % plan.copy == 0
+
+
 def fill_plane(
     plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
 ) -> np.ndarray:
-    """[channel, point, phase of a point]; the second phase only where points are pairs."""
+    """[channel, point, phase of a point]; the second phase only where points are 16-bit pairs."""
     image, row, column = where
     plane = job["plane"][index]
-    phases = 2 if plan.pairs else 1
+    phases = 2 if plan.pairs and plan.element == 2 else 1
     tile = np.full((ROWS, plan.pitch + 32, phases), np.nan)
-    per_copy = max(4 // plan.point, 1) if job["copy"] == 2 else job["copy"] // plan.point
+    per_copy = max(max(plan.copy, 4) // plan.point, 1)
+    strip = plan.segment * plan.spread
     assert plan.filled % per_copy == 0
-    most = max(plan.segment, plan.filled - plan.segment)
+    assert strip % per_copy == 0
+    most = max(strip, plan.filled - strip)
     assert plan.images * most // per_copy <= 128, "a thread has one copy of a row"
     for i in range(plan.images):
         for point in range(plan.filled):
             y = row * plan.step_y + plane["phase_y"]
-            x = (column + plane["start"] + point) * plan.step_x + plane["phase_x"]
-            if job["copy"] > 2:
-                first = x - point % per_copy * plan.step_x
-                contiguous = plan.step_x == 1 or (plan.pairs and plan.step_x == 2)
-                assert contiguous or per_copy == 1
-                assert first * plan.element % job["copy"] == 0
-                assert plan.out_w * plan.element % job["copy"] == 0
-                assert (i * plan.segment_pitch + point // per_copy * per_copy) * plan.point % (
-                    job["copy"]
-                ) == 0
+            x = (column * plan.spread + plane["start"] + point) * plan.step_x + plane["phase_x"]
+            if plan.copy > 2:
+                check_copy(plan, i, point, x)
             for phase in range(phases):
-                values = np.zeros(ROWS)
-                inside = 0 <= y < plan.out_h and 0 <= x + phase < plan.out_w
-                if image + i < plan.batch and inside:
+                values = np.zeros(plan.rows)
+                found = slice_of(plan, image + i)
+                z = found[1] * plan.step_z + plane["depth"] if found else -1
+                inside = 0 <= y < plan.out_h and 0 <= z < plan.out_d
+                if inside and found and 0 <= x + phase < plan.out_w:
                     channel = plane["channel"]
-                    found = gy[image + i, channel : channel + ROWS, y, x + phase]
-                    values[: len(found)] = found
-                tile[:, i * plan.segment_pitch + point, phase] = values
+                    some = gy[found[0], channel : channel + plan.rows, z, y, x + phase]
+                    values[: len(some)] = some
+                tile[: plan.rows, i * plan.segment_pitch + point, phase] = values
     return tile
 
 
-def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: int) -> np.ndarray:
-    """[grad_output channel, input channel] of one tap and one chunk."""
-    total = np.zeros((ROWS, plan.tile_n))
+def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: int) -> np.ndarray:
+    """[grad_output channel of a warp, input channel] of one tap and one chunk."""
+    total = np.zeros((WARP_ROWS, plan.tile_n))
     pieces = plan.segment // 8
+    first = run["channel"] % ROWS
+    rows = tile[first : first + WARP_ROWS]
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
         for t in range(4):
             i, piece = divmod(4 * unit + t, pieces)
-            base = i * plan.segment_pitch + piece * 8 + group["offset"]
+            base = i * plan.segment_pitch + piece * 8 * plan.spread + run["offset"]
             assert base % (2 if plan.in_order else 4) == 0, "windows are read in vectors"
-            base += group["high"] // 2
+            base += run["skew"]
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
                         if plan.element == 4:
-                            point = base + m + tap + 4 * h
+                            point = base + plan.spread * (m + 4 * h) + tap
                         else:
                             point = base + 2 * (m + 2 * h) + e + tap
                         vector = m + vectors // 2 * h
@@ -160,7 +173,7 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, group: dict, tap: 
                             b = chunk[unit, vector, :, word, e]
                         else:
                             b = chunk[unit, vector, :, t, e]
-                        total += np.outer(tile[:, point, group["high"] % 2], b)
+                        total += np.outer(rows[:, point, run["high"]], b)
     return total
 
 
@@ -200,18 +213,15 @@ def walk(
             if i < job["extra_rows"]:
                 continue
             chunk = fill_input(plan, x, (image, row + i - job["extra_rows"], column), channel)
-            for c in range(plan.consumers):
-                if not job["consumer"][c]["active"]:
-                    continue
-                for g in range(plan.groups):
-                    group = job["consumer"][c]["group"][g]
-                    assert 0 <= group["back"] <= job["extra_rows"]
-                    for t in range(plan.run):
-                        if group["tap"][t] < 0:
-                            continue
-                        tile = ring[group["back"]][group["plane"]]
-                        product = multiply(plan, chunk, tile, group, t)
-                        sums[c, g, t] = sums.get((c, g, t), 0) + product
+            for slot, warps in enumerate(job["run"]):
+                assert slot < job["consumers"] * plan.groups or not any(w["count"] for w in warps)
+                for warp, run in enumerate(warps):
+                    assert 0 <= run["back"] <= job["extra_rows"]
+                    assert run["count"] <= plan.run
+                    for t in range(run["count"]):
+                        tile = ring[run["back"]][run["plane"]]
+                        product = multiply(plan, chunk, tile, run, t)
+                        sums[slot, warp, t] = sums.get((slot, warp, t), 0) + product
 
 
 def store(
@@ -221,9 +231,9 @@ def store(
     sums: dict[tuple[int, int, int], np.ndarray],
     gw: np.ndarray,
 ) -> None:
-    for (c, g, t), total in sums.items():
-        first = job["consumer"][c]["channel"]
-        tap = job["consumer"][c]["group"][g]["tap"][t]
-        target = gw[channel : channel + plan.tile_n, first : first + ROWS, tap]
+    for (slot, warp, t), total in sums.items():
+        run = job["run"][slot][warp]
+        first, tap = run["channel"], run["tap"] + t * plan.tap_step
+        target = gw[channel : channel + plan.tile_n, first : first + WARP_ROWS, tap]
         assert np.isnan(target).all(), "a tap was stored twice"
         target[...] = total.T[: target.shape[0], : target.shape[1]]

@@ -11,7 +11,7 @@ from pathlib import Path
 WIDTHS = (64, 80, 104, 128, 184, 216, 240, 256)
 """N of the instruction, in pixels; the planner's tiles use exactly these."""
 
-REGISTER_WIDTHS = (64, 128)
+REGISTER_WIDTHS = (32, 48, 64, 128)
 """N of the form whose first operand comes from registers: the weight's gradient."""
 
 OPERANDS = {"Tf32": ("tf32", 8), "Bf16": ("bf16", 16), "Fp16": ("f16", 16)}

@@ -1,12 +1,9 @@
 """The planner's side of the Hopper kernel for the weight's gradient.
 
-The kernel (csrc/cuda/sm90_wgmma_wgrad.cuh) multiplies 64 channels of grad_output, at the places
-that a run of taps meets, with N input channels, and sums over pixels. This module turns a problem
-into
+The kernel (csrc/cuda/sm90_wgmma_wgrad.cuh) multiplies channels of grad_output, at the places that
+taps meet, with N input channels, and sums over pixels. sm90_wgrad_jobs.py says who multiplies what;
+this module cuts the pixels into
 
-    runs    neighbouring taps of one kernel row and width phase: their operands share registers
-    jobs    what one block accumulates: a few runs for each of its two or three warpgroups
-    planes  the parts of grad_output that a job reads: 64 channels of one phase
     chunks  one input row and a strip of columns (of several images where they are narrow)
 
 and picks form, chunk and number of workers with the least expected time. `record` writes it as the
@@ -15,9 +12,9 @@ integers that csrc/cuda/sm90_wgrad_params.h reads.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -25,109 +22,19 @@ from .sm90 import legality
 from .sm90_area import up
 from .sm90_tiling import OPERANDS
 from .sm90_wgrad_cost import ChunkWork, Split, splits
+from .sm90_wgrad_jobs import ROWS, WARP_ROWS, WARPS, Form, Job, forms, jobs, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
 
-FORMS = ((2, 64, 1, 4), (3, 64, 1, 3), (2, 64, 2, 2), (2, 128, 2, 1), (2, 64, 4, 1))
-"""(warpgroups, input channels, runs, taps of a run) of every compiled kernel, as
-UPCONV_WGRAD_FORMS lists them."""
-MAX_JOBS, MAX_PLANES, MAX_CONSUMERS, MAX_GROUPS, MAX_TAPS, MAX_STAGES = 64, 8, 3, 4, 4, 16
+MAX_JOBS, MAX_PLANES, MAX_RUNS, MAX_STAGES = 64, 8, 9, 16
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_wgrad_params.h."""
-UNIT, ROWS = 32, 64
-"""Pixels that one set of registers covers; channels of grad_output of one warpgroup."""
+UNIT = 32
+"""Pixels that one set of registers covers."""
 PRODUCERS = 128
 FIXED_BYTES = 1024 + 128
 """Barriers and the table of pieces, and slack after the last channel."""
 MAX_PIXELS = 128
-MAX_OFFSET = 8
-"""Runs further apart than this many points get planes of their own."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring taps; tap i pairs input column c with point c + shift_x + i of its phase."""
-
-    phase_y: int
-    shift_y: int
-    phase_x: int
-    shift_x: int
-    taps: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Plane:
-    channel: int
-    phase_y: int
-    phase_x: int
-    start: int
-
-
-@dataclass(frozen=True)
-class Form:
-    consumers: int
-    n: int
-    groups: int
-    run: int
-    pairs: bool
-    in_order: bool
-    """Pixels lie in order in shared memory: 16-bit types without pairs."""
-
-    @property
-    def sums(self) -> int:
-        """Accumulators of a thread."""
-        return self.groups * self.run * self.n // 2
-
-
-@dataclass(frozen=True)
-class Job:
-    """What one block accumulates: for each warpgroup its first channel and its runs."""
-
-    consumers: tuple[tuple[int, tuple[Run, ...]], ...]
-    form: Form
-
-    @property
-    def shift_y(self) -> int:
-        return min(run.shift_y for _, runs in self.consumers for run in runs)
-
-    @property
-    def extra_rows(self) -> int:
-        return max(run.shift_y for _, runs in self.consumers for run in runs) - self.shift_y
-
-    def planes(self) -> list[Plane]:
-        """Each run finds its points in one of them."""
-        planes: list[Plane] = []
-        every = [(channel, run) for channel, runs in self.consumers for run in runs]
-        for channel, run in sorted(every, key=lambda pair: pair[1].shift_x):
-            if self.place(planes, channel, run) is None:
-                phase_x = 0 if self.form.pairs else run.phase_x
-                planes.append(Plane(channel, run.phase_y, phase_x, run.shift_x))
-        return planes
-
-    def place(self, planes: list[Plane], channel: int, run: Run) -> tuple[int, int] | None:
-        """Index of the run's plane and offset in it.
-
-        Windows are read in vectors of 4 points, or in words where pixels are in order; pairs can be
-        taken one point further on.
-        """
-        phase_x = 0 if self.form.pairs else run.phase_x
-        step = 2 if self.form.in_order else 4
-        most = 1 if self.form.pairs and self.form.run > 1 else 0
-        for index, plane in enumerate(planes):
-            offset = run.shift_x - plane.start
-            same = (plane.channel, plane.phase_y, plane.phase_x) == (channel, run.phase_y, phase_x)
-            if same and offset % step <= most and 0 <= offset <= MAX_OFFSET:
-                return index, offset
-        return None
-
-    def halo(self) -> int:
-        """Points beyond the strip that its taps reach."""
-        planes = self.planes()
-        places = [
-            (self.place(planes, channel, run), run)
-            for channel, runs in self.consumers
-            for run in runs
-        ]
-        return max(place[1] + len(run.taps) - 1 for place, run in places if place)
+INT = 2**31
 
 
 @dataclass(frozen=True)
@@ -139,6 +46,7 @@ class Chunk:
     filled: int
     segment_pitch: int
     pitch: int
+    rows: int
     input_bytes: int
     plane_bytes: int
     stage_bytes: int
@@ -150,160 +58,117 @@ class Chunk:
         return self.segment * self.images
 
 
-def pieces(
-    found: list[tuple[int, int]], most: int, element_bytes: int
-) -> Iterator[list[tuple[int, int]]]:
-    """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together.
-
-    Copies of 4 bytes hold two 16-bit pixels: there every piece but the last of a chain has an even
-    length, so that all of them start alike.
-    """
-    while found:
-        chain = 1
-        while chain < len(found) and found[chain][0] == found[0][0] + chain:
-            chain += 1
-        length = min(chain, most)
-        if length < chain and element_bytes == 2 and length > 1:
-            length -= length % 2
-        yield found[:length]
-        found = found[length:]
+def point_step(problem: Problem, form: Form) -> int:
+    """Elements of grad_output from one point of a plane to the next."""
+    if form.pairs:
+        return 4 // problem.element_bytes
+    return problem.stride[2]
 
 
-def runs(problem: Problem, most: int) -> list[Run]:
-    """Every tap of a 2-D problem, in runs of at most `most`."""
-    (_, height, step_y, pad_y, _, dilation_y), columns = problem.dimensions
-    _, width, step_x, pad_x, _, dilation_x = columns
-    by_phase: dict[int, list[tuple[int, int]]] = {}
-    for k in range(width):
-        shift, phase = divmod(k * dilation_x - pad_x, step_x)
-        by_phase.setdefault(phase, []).append((shift, k))
-    result = []
-    for phase_x, found in sorted(by_phase.items()):
-        for piece in pieces(sorted(found), most, problem.element_bytes):
-            for ky in range(height):
-                shift_y, phase_y = divmod(ky * dilation_y - pad_y, step_y)
-                taps = tuple(ky * width + kx for _, kx in piece)
-                result.append(Run(phase_y, shift_y, phase_x, piece[0][0], taps))
-    # Runs that share a plane stand together; then those that share its rows.
-    return sorted(result, key=lambda r: (r.phase_y, r.phase_x, r.shift_x, r.shift_y))
-
-
-def jobs(problem: Problem, form: Form) -> list[Job]:
-    """The jobs of a form, for one block of input channels.
-
-    Every second block of channels is gone through backwards, so that a job that spans two blocks
-    still reads few planes.
-    """
-    every = runs(problem, form.run)
-    parts = [tuple(every[i : i + form.groups]) for i in range(0, len(every), form.groups)]
-    consumers: list[tuple[int, tuple[Run, ...]]] = []
-    for block in range(-(-problem.out_channels // ROWS)):
-        ordered = parts if block % 2 == 0 else parts[::-1]
-        consumers += [(block * ROWS, part) for part in ordered]
-    return [
-        Job(tuple(consumers[i : i + form.consumers]), form)
-        for i in range(0, len(consumers), form.consumers)
-    ]
-
-
-def forms(problem: Problem) -> Iterator[Form]:
-    """The forms that fit; 16-bit types at width stride 2 keep both phases in one word."""
-    small = problem.element_bytes == 2
-    pairs = small and problem.stride[1] == 2 and problem.out_size[1] % 2 == 0
-    for consumers, n, groups, run in FORMS:
-        if not (pairs and consumers > 2):
-            yield Form(consumers, n, groups, run, pairs, small and not pairs)
-
-
-def copy_bytes(problem: Problem, job: Job) -> int:
+def copy_bytes(problem: Problem, form: Form) -> int:
     """Bytes of one copy of grad_output; 2: element by element, which waits for memory."""
-    starts = [plane.start for plane in job.planes()]
-    step, width = problem.stride[1], problem.out_size[1]
-    if job.form.pairs:
-        width, step = width // 2, 1
-    point = 4 if job.form.pairs else problem.element_bytes
-    if step > 1:
-        return 4 if point == 4 else 2
-    for points in (4, 2, 1):
-        if points * point >= 4 and all(value % points == 0 for value in (width, *starts)):
-            return points * point
-    return 2
+    row = problem.out_size[2] * problem.element_bytes
+    if not form.pairs and problem.stride[2] > 1:
+        return problem.element_bytes
+    return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
-def copy_input_bytes(problem: Problem, form: Form) -> int:
+def points_of_copy(problem: Problem, form: Form) -> int:
+    return max(max(copy_bytes(problem, form), 4) // form.point_bytes, 1)
+
+
+def copy_input_bytes(problem: Problem) -> int:
     """Bytes of one copy of the input."""
-    row = problem.in_size[1] * problem.element_bytes
-    sizes = (16, 8, 4) if form.in_order else (4,)
-    return next((size for size in sizes if row % size == 0), 2)
+    row = problem.in_size[2] * problem.element_bytes
+    return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
 def chunks(
     problem: Problem, form: Form, job_list: list[Job], hardware: Hardware
 ) -> Iterator[Chunk]:
     """Every chunk that the producers can bring and that fits shared memory."""
-    point = 4 if form.pairs else problem.element_bytes
-    halo = max(job.halo() for job in job_list)
-    planes = max(len(job.planes()) for job in job_list)
+    planes_of = [job.planes() for job in job_list]
+    halo = max(job.halo(planes) for job, planes in zip(job_list, planes_of, strict=True))
+    planes = max(map(len, planes_of))
     extra = max(job.extra_rows for job in job_list)
-    copies = [copy_bytes(problem, job) for job in job_list]
-    per_copy = min(max(4 // point, 1) if copy == 2 else copy // point for copy in copies)
+    per_copy = points_of_copy(problem, form)
     vectors = UNIT * problem.element_bytes // 16
+    rows = min(up(problem.out_channels, WARP_ROWS), ROWS)
+    images_there = problem.batch * problem.in_size[0]
+    near = problem.in_channels * prod(problem.in_size) * 16 < INT
     for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
         for segment in range(8, pixels + 1, 8):
             images = pixels // segment
-            if pixels % segment or images > problem.batch or segment > up(problem.in_size[1], UNIT):
+            if pixels % segment or images > images_there:
                 continue
-            filled = up(segment + halo, 4)
-            if images * max(segment, filled - segment) // per_copy > PRODUCERS:
+            if segment > up(problem.in_size[2], UNIT) or (images > 1 and not near):
+                continue
+            strip = segment * form.spread
+            filled = up(max(strip - form.spread + 1 + halo, strip), max(4, per_copy))
+            if images * max(strip, filled - strip) // per_copy > PRODUCERS:
                 continue
             pitch = images * filled  # and so much more that rows fall into different banks
             pitch += (8 - pitch) % 16 if form.in_order else (4 - pitch) % 8
-            input_bytes = pixels // UNIT * vectors * (form.n * 16 + (32 if form.pairs else 16))
-            plane_bytes = ROWS * pitch * point
+            step = form.n * 16 + (32 if form.pairs and form.element_bytes == 2 else 16)
+            input_bytes = pixels // UNIT * vectors * step
+            plane_bytes = rows * pitch * form.point_bytes
             stage = up(input_bytes + planes * plane_bytes, 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
             # One chunk more than must be: the consumers' slot is free while they work.
             lag = min(max(stages - extra - 3, 1), 2)
             if stages >= lag + extra + 1:
-                sizes = (input_bytes, plane_bytes, stage)
+                sizes = (rows, input_bytes, plane_bytes, stage)
                 yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
 
 
-def passes(channels: int, row: int) -> int:
-    """Channels of one producer thread: so many lie side by side, rounded to a power of two."""
-    return channels // (1 << min(PRODUCERS // row, channels).bit_length() - 1)
+def passes(channels: int, row: int, beside: int = 1) -> int:
+    """Channels of one producer thread: so many lie side by side, a power of two that divides."""
+    jump = beside << (PRODUCERS // beside // row).bit_length() - 1
+    return channels // min(jump, channels & -channels)
 
 
 def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWork:
     """What one chunk of a job costs producers and consumers."""
     element = problem.element_bytes
     small = element == 2
-    point = 4 if form.pairs else element
     units = chunk.pixels // UNIT
     planes = job.planes()
-    copy = copy_bytes(problem, job)
-    per_copy = max(4 // point, 1) if copy == 2 else copy // point
-    words = passes(form.n, chunk.pixels * element // max(copy_input_bytes(problem, form), 4))
-    copies = len(planes) * passes(ROWS, chunk.images * chunk.segment // per_copy)
-    if chunk.filled > chunk.segment:
-        right = chunk.images * (chunk.filled - chunk.segment) // per_copy
-        copies += len(planes) * passes(ROWS, right)
-    window = 16 * (1 + form.run // 2) if form.in_order else up(8 + form.run - 1, 4) * point
-    consumers = len(job.consumers)
+    copy, per_copy = copy_bytes(problem, form), points_of_copy(problem, form)
+    strip = chunk.segment * form.spread
+    copies = passes(chunk.rows, chunk.images * strip // per_copy)
+    if chunk.filled > strip:
+        copies += passes(chunk.rows, chunk.images * (chunk.filled - strip) // per_copy)
+    copies *= len(planes)
+    copy_input = copy_input_bytes(problem)
+    squares = not form.in_order and copy_input >= 8
+    if squares:
+        words = 4 * passes(form.n, units * (1 if small else 2), 8)
+        brought = words * 16 // copy_input
+    else:
+        words = brought = passes(form.n, chunk.pixels * element // max(copy_input, 4))
+    parts = 2 if form.spread == 2 and form.run > 2 else 1
+    together = 2 if form.groups > 1 and form.spread == 1 else 1
+    reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
+    window = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
+    products = sum(len(products) for products in job.consumers)
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
-    span = chunk.filled * problem.stride[1]
-    by_row = Counter((plane.channel, plane.phase_y, plane.phase_x) for plane in planes)
-    rows = sum({row[:2]: count for row, count in sorted(by_row.items())}.values())
-    read = form.n * up(chunk.segment * element, 32) + rows * ROWS * (span * element + 28)
-    by_elements = small and problem.in_size[1] % 2 == 1
+    span = chunk.filled * point_step(problem, form)
+    rows = {(plane.channel, plane.depth, plane.phase_y, plane.start) for plane in planes}
+    there = min(chunk.rows, problem.out_channels)
+    read = min(form.n, problem.in_channels) * up(chunk.segment * element, 32)
+    read += len(rows) * there * (span * element + 28)
     return ChunkWork(
-        tensor=consumers * form.groups * form.run * units * (2 if small else 4) * form.n / 2,
-        batches=units * -(-form.groups // 2),
-        windows=consumers * form.groups * units * ROWS * 4 * window,
+        tensor=len(job.consumers)
+        * form.groups
+        * form.run
+        * units
+        * ((2 if small else 4) * form.n / 2),
+        batches=units * parts * -(-form.groups // together),
+        windows=products * units * ROWS * 4 * window,
         read=chunk.images * read,
-        copies=words + copies,
-        rounded=0 if small else words,
-        waits=(copies if copy == 2 else 0) + (words if by_elements else 0),
+        copies=copies + brought,
+        rounded=words if squares or not small else 0,
+        waits=(copies if copy == 2 else 0) + (brought if copy_input == 2 else 0),
         spare=chunk.stages > job.extra_rows + 1 + chunk.lag,
     )
 
@@ -315,27 +180,27 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return reason
     if problem.channels_last:
         return "reads the contiguous layout only"
-    if problem.ndim == 3:
-        return "3-D is not covered"
     if problem.groups != 1:
         return f"groups = {problem.groups}: covers groups = 1 only"
-    if max(*problem.kernel, *problem.dilation, *problem.padding, problem.out_channels) > 8191:
+    furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
+    if max(*furthest, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
         return "sizes beyond the 16 bits of its tables"
+    if max(prod(problem.in_size), prod(problem.out_size)) >= INT:
+        return "a channel of 2^31 and more pixels is beyond its 32-bit sizes"
     return None
 
 
 def flat(problem: Problem) -> Problem:
-    """1-D as 2-D with one row."""
-    if problem.ndim == 2:
-        return problem
+    """1-D and 2-D as 3-D with one slice and one row."""
+    missing = 3 - problem.ndim
     return replace(
         problem,
-        in_size=(1, *problem.in_size),
-        kernel=(1, *problem.kernel),
-        stride=(1, *problem.stride),
-        padding=(0, *problem.padding),
-        output_padding=(0, *problem.output_padding),
-        dilation=(1, *problem.dilation),
+        in_size=(1,) * missing + problem.in_size,
+        kernel=(1,) * missing + problem.kernel,
+        stride=(1,) * missing + problem.stride,
+        padding=(0,) * missing + problem.padding,
+        output_padding=(0,) * missing + problem.output_padding,
+        dilation=(1,) * missing + problem.dilation,
     )
 
 
@@ -361,9 +226,11 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 
 def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
-    """Every legal plan of a 2-D problem, with its expected time."""
+    """Every legal plan of a 3-D problem, with its expected time."""
     for form in forms(problem):
-        job_list = jobs(problem, form)
+        contiguous = form.pairs or problem.stride[2] == 1
+        align = points_of_copy(problem, form) if contiguous else 1
+        job_list = jobs(problem, form, align)
         if len(job_list) > MAX_JOBS or max(len(job.planes()) for job in job_list) > MAX_PLANES:
             continue
         blocks = -(-problem.in_channels // form.n)
@@ -378,7 +245,11 @@ def fields(
     problem: Problem, form: Form, job_list: list[Job], chunk: Chunk, split: Split
 ) -> dict[str, int]:
     """The scalars, in the order of csrc/cuda/sm90_wgrad_params.h."""
-    out_h, out_w = problem.out_size
+    sides = {
+        f"{side}_{name}": size
+        for side, sizes in (("in", problem.in_size), ("out", problem.out_size))
+        for name, size in zip("dhw", sizes, strict=True)
+    }
     return {
         "operand": OPERANDS[problem.dtype],
         "consumers": form.consumers,
@@ -388,24 +259,29 @@ def fields(
         "pairs": int(form.pairs),
         "batch": problem.batch,
         "in_channels": problem.in_channels,
-        "in_h": problem.in_size[0],
-        "in_w": problem.in_size[1],
+        **{name: size for name, size in sides.items() if name.startswith("in")},
         "out_channels": problem.out_channels,
-        "out_h": out_h,
-        "out_w": out_w,
-        "step_y": problem.stride[0],
-        "step_x": problem.stride[1],
-        "taps": problem.kernel[0] * problem.kernel[1],
+        **{name: size for name, size in sides.items() if name.startswith("out")},
+        "in_volume": prod(problem.in_size),
+        "out_volume": prod(problem.out_size),
+        "step_z": problem.stride[0],
+        "step_y": problem.stride[1],
+        "step_x": point_step(problem, form),
+        "spread": form.spread,
+        "taps": prod(problem.kernel),
+        "tap_step": tap_step(problem, form),
         "segment": chunk.segment,
         "images": chunk.images,
         "filled": chunk.filled,
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
-        "copy_input": copy_input_bytes(problem, form),
+        "copy_input": copy_input_bytes(problem),
+        "copy": copy_bytes(problem, form),
+        "rows": chunk.rows,
         "band_rows": split.band_rows,
         "bands": split.bands,
-        "strips": -(-problem.in_size[1] // chunk.segment),
-        "image_groups": -(-problem.batch // chunk.images),
+        "strips": -(-problem.in_size[2] // chunk.segment),
+        "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),
         "planes": max(len(job.planes()) for job in job_list),
         "stages": chunk.stages,
         "lag": chunk.lag,
@@ -423,24 +299,31 @@ def record(
 ) -> tuple[int, ...]:
     """The plan as integers."""
     result = list(fields(problem, form, job_list, chunk, split).values())
-    no_group = [0, 0, 0, 0] + [-1] * MAX_TAPS
     for job in job_list:
-        planes = job.planes()
-        result += [job.shift_y, job.extra_rows, copy_bytes(problem, job), len(planes)]
-        for plane in planes:
-            result += [plane.channel, plane.phase_y, plane.phase_x, plane.start]
-        result += [0] * 4 * (MAX_PLANES - len(planes))
-        for channel, part in job.consumers:
-            result += [1, channel]
-            for run in part:
+        result += job_record(job)
+    return tuple(result)
+
+
+def job_record(job: Job) -> list[int]:
+    planes, form = job.planes(), job.form
+    result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers)]
+    for plane in planes:
+        result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start]
+    result += [0] * 5 * (MAX_PLANES - len(planes))
+    nothing = [0] * 8
+    slots = [nothing] * MAX_RUNS * WARPS
+    for c, products in enumerate(job.consumers):
+        for g, product in enumerate(products):
+            for warp, (channel, run) in enumerate(product):
                 place = job.place(planes, channel, run)
                 assert place is not None
+                skew = place[1] % form.vector
                 back = job.extra_rows - (run.shift_y - job.shift_y)
-                skew = place[1] % 4 if form.pairs else 0
-                high = run.phase_x + 2 * skew if form.pairs else 0
-                result += [place[0], back, place[1] - skew, high]
-                result += [*run.taps, *[-1] * (MAX_TAPS - len(run.taps))]
-            result += no_group * (MAX_GROUPS - len(part))
-        idle = [0, 0, *no_group * MAX_GROUPS]
-        result += idle * (MAX_CONSUMERS - len(job.consumers))
-    return tuple(result)
+                high = run.phase_x if form.pairs else 0
+                slots[(c * form.groups + g) * WARPS + warp] = [
+                    *(place[0], back, place[1] - skew, skew, high, run.count),
+                    *(channel, run.tap),
+                ]
+    for slot in slots:
+        result += slot
+    return result

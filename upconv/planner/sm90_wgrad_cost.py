@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from .problem import Hardware, Problem
 from .sm90_cost import CLOCK_MHZ, DRAM_BYTES
 
 if TYPE_CHECKING:
-    from .sm90_wgrad import Chunk, Form
+    from .sm90_wgrad import Chunk
+    from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {"copies": 8.40, "rounded": 14.07, "read": 0.0371, "chunk": 401.6}
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
@@ -104,14 +106,14 @@ def splits(
     hardware: Hardware,
 ) -> Iterator[Split]:
     """Ways to cut rows into bands and to give them to workers, with their expected times."""
-    height = problem.in_size[0]
-    columns = -(-problem.batch // chunk.images) * -(-problem.in_size[1] // chunk.segment)
+    depth, height, width = problem.in_size
+    columns = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
     kinds = len(work) * channel_blocks
     slowest = max(work, key=lambda each: each.cycles)
     memory = problem.bytes / DRAM_BYTES / hardware.multiprocessors
     block_bytes = form.consumers * form.sums * 128 * 4
     counts = {max(hardware.multiprocessors * waves // kinds, 1) for waves in (1, 2, 3)}
-    weights = problem.in_channels * problem.out_channels * problem.kernel[0] * problem.kernel[1]
+    weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     for band_rows in {-(-height // cut) for cut in (1, 2, 3, 4, 6, 8, 12, 16, 32)}:
         bands = -(-height // band_rows)
         units = columns * bands

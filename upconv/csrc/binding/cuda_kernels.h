@@ -134,11 +134,13 @@ inline CudaKernel::Prepared read_wgrad(const CallSizes& call, const std::vector<
   auto plan = std::make_shared<WgradParams>();
   if (!read_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
     return nullptr;
-  const bool fits = call.ndim <= 2 && !call.channels_last && call.groups == 1 &&
-                    plan->batch == call.batch && plan->in_channels == call.in_channels &&
-                    plan->out_channels == call.out_channels && plan->in_h == call.in[1] &&
-                    plan->in_w == call.in[2] && plan->out_h == call.out[1] &&
-                    plan->out_w == call.out[2] && plan->taps == call.kernel[1] * call.kernel[2];
+  const int in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
+                    plan->in_channels == call.in_channels &&
+                    plan->out_channels == call.out_channels &&
+                    std::equal(in, in + 3, call.in) && std::equal(out, out + 3, call.out) &&
+                    plan->taps == call.kernel[0] * call.kernel[1] * call.kernel[2];
   if (!fits) return nullptr;
   return plan;
 }

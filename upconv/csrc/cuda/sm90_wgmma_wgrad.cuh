@@ -10,10 +10,13 @@
 // in the next set of registers. One window of shared memory reads serves a whole run of taps. 16-bit
 // types keep their pixels in order, so that the input comes in copies of 16 bytes.
 //
-// Stride: grad_output is taken apart into its phases on the way in ("planes"; 16-bit types at width
-// stride 2 keep both phases in one word and are taken apart by byte permutation in registers).
+// Few channels: each of the four warps of a product has taps of its own, for 16 channels of
+// grad_output. With 32 channels, two kernel rows fill a product; with 16, four.
+// Stride: grad_output is taken apart into its phases on the way in ("planes"). At width stride 2
+// planes keep both width phases, as they lie in memory, and are taken apart in registers.
 // Rows: chunks (one input row, a strip of columns) follow each other down the image in a ring, and
 // a tap of another kernel row finds its row of grad_output in an older chunk of the ring.
+// Depth: a slice along the depth is an image of its own; each tap in depth has planes of its own.
 //
 // Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
 // writes its sums to the workspace, and a second kernel adds them in a fixed order.
@@ -38,7 +41,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   // ptxas wants accumulators and register operands within what the block is launched with (168 or
   // 128 a thread), whatever setmaxnreg adds: 5 taps of N = 64 make it serialize the products.
   static_assert(G * T * N <= (C == 2 ? 256 : 192), "the accumulators would spill");
-  static_assert(C <= kWgradConsumers && G <= kWgradGroups && T <= kWgradTaps, "beyond the plan");
+  static_assert(C * G <= kWgradRuns, "beyond the plan");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(memory);
   if (threadIdx.x == 0) {
@@ -50,15 +53,18 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   }
   const int pieces = p.segment / 8;
   for (int i = threadIdx.x; i < chunk_pixels(p) / 8; i += blockDim.x) {
-    shared.pieces[i] = i / pieces * p.segment_pitch + i % pieces * 8;
+    shared.pieces[i] = i / pieces * p.segment_pitch + i % pieces * 8 * p.spread;
   }
   __syncthreads();
-  // 168 registers a thread for 3 warpgroups, 128 for 4, handed round: 72 + 2 x 216, 56 + 3 x 152.
+  // 168 registers a thread for 3 warpgroups, 128 for 4, handed round: 88 + 2 x 208, 80 + 3 x 144,
+  // and 56 + 3 x 152 where the sums need them.
+  constexpr bool kTight = C == 3 && G * T * N > 144;
+  constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
-    ptx::give_registers<(C == 2 ? 72 : 56)>();
+    ptx::give_registers<kFew>();
     Producer<Operand, kPairs>(p, shared).run();
   } else {
-    ptx::take_registers<(C == 2 ? 216 : 152)>();
+    ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
     Consumer<Operand, N, G, T, kPairs>(p, shared, c).run(c);
   }
@@ -77,20 +83,21 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   rest /= p.consumers;
   const WgradJob& job = p.job[rest % p.jobs];
   const int first_in = rest / p.jobs * p.tile_n;
-  const WgradConsumer& consumer = job.consumer[c];
-  const int tap = consumer.group[i / half / p.run].tap[i / half % p.run];
-  if (!consumer.active || tap < 0) return;
+  const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x / 32];
+  const int tap = i / half % p.run;
+  if (c >= job.consumers || tap >= run.count) return;
   const int64_t step = static_cast<int64_t>(p.jobs) * p.channel_blocks * p.consumers * sums * 128;
   const float* source = p.workspace + static_cast<int64_t>(blockIdx.x) * 128 + threadIdx.x;
   float sum = 0.f;
 #pragma unroll 8
   for (int worker = 0; worker < p.workers; ++worker) sum += source[worker * step];
   const int r = i % half, lane = threadIdx.x % 32;
-  const int out = consumer.channel + threadIdx.x / 32 * 16 + lane / 4 + r / 2 % 2 * 8;
+  const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
   if (out >= p.out_channels || in >= p.in_channels) return;
   static_cast<typename Operand::Element*>(
-      p.gw)[(static_cast<int64_t>(in) * p.out_channels + out) * p.taps + tap] =
+      p.gw)[(static_cast<int64_t>(in) * p.out_channels + out) * p.taps + run.tap +
+            tap * p.tap_step] =
       Operand::from_float(sum);
 }
 

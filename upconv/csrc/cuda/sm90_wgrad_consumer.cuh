@@ -6,29 +6,36 @@
 
 namespace upconv::wgrad {
 
-// --- Consumers: main loop --------------------------------------------------------------------
+// --- Consumers: windows ----------------------------------------------------------------------
 
 // A run's operand in registers, four of them in a row for each instruction, as the tensor core
 // takes them: channels g and g + 8, and two places along K. Neighbouring taps share what they can.
 //
-// Woven: a thread holds 8 neighbouring points and those to their right that the other taps meet.
-// Instruction m of tap t needs points m + t and m + t + 4 (16-bit: words of two, m + t / 2 and
-// m + t / 2 + 2): 7 sets serve 4 taps, not 16. Where a word holds both width phases of a point,
-// `select` picks one, and `skew` moves the window by one point.
-template <typename Operand, int T, bool kPairs, bool kWoven>
-struct Window {
-  static constexpr bool kTf32 = Shape<Operand, kPairs>::kElement == 4;
-  static constexpr int kSteps = kTf32 ? 4 : 2;  // instructions that cover a unit of pixels
-  static constexpr int kEven = kTf32 ? 4 + T - 1 : 2 + (T - 1) / 2;
-  static constexpr int kOdd = kTf32 || T == 1 ? 0 : 2 + (T - 2) / 2;  // sets that start mid-word
-  uint32_t a[kEven + kOdd][4];
+// `part` counts the batches of `kTogether` instructions in which a unit of pixels is multiplied,
+// `piece` says where this thread's pixels lie in a row of the plane.
+template <typename Operand, int T, bool kPairs, int kElement>
+struct Window;
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, const int* pieces,
-                                       int high) {
-    constexpr int kPoints = (8 + T - 1 + 3) / 4 * 4;
-    const uint32_t from = base + pieces[threadIdx.x % 4] * 4;
-    const uint32_t select = high % 2 ? 0x7632 : 0x5410;
-    const bool skew = kPairs && T > 1 && high >= 2;
+// TF32: a thread holds 8 neighbouring pixels and those to their right that the other taps meet.
+// Instruction m of tap t needs points S m + t and S m + t + 4 S: at S = 1 (a point a pixel) 7 sets
+// serve 4 taps, not 16. With both width phases in the plane (S = 2) 10 sets would; they leave no
+// room beside 128 accumulators, and so the unit goes in two parts.
+template <typename Operand, int T, bool kPairs>
+struct Window<Operand, T, kPairs, 4> {
+  using Piece = int;
+  static constexpr int S = kPairs ? 2 : 1;
+  static constexpr int kSteps = 4;  // instructions that cover a unit of pixels
+  static constexpr int kTogether = 3 * S + T > 8 ? 2 : 4;
+  static constexpr int kSets = (kTogether - 1) * S + T;
+  uint32_t a[kSets][4];
+
+  __device__ static __forceinline__ Piece piece(const int* pieces) {
+    return pieces[threadIdx.x % 4] * 4;
+  }
+
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels) {
+    constexpr int kPoints = (kSkew + 4 * S + kSets + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
@@ -39,39 +46,95 @@ struct Window {
         w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
       }
 #pragma unroll
-      for (int i = 0; i + 1 < kPoints; ++i) w[i] = skew ? w[i + 1] : w[i];
-#pragma unroll
-      for (int q = 0; q < kEven; ++q) {
-        a[q][half] = kTf32 ? Operand::prepare(w[q]) : __byte_perm(w[2 * q], w[2 * q + 1], select);
-        a[q][half + 2] =
-            kTf32 ? Operand::prepare(w[q + 4]) : __byte_perm(w[2 * q + 4], w[2 * q + 5], select);
-      }
-#pragma unroll
-      for (int q = 0; q < kOdd; ++q) {
-        a[kEven + q][half] = __byte_perm(w[2 * q + 1], w[2 * q + 2], select);
-        a[kEven + q][half + 2] = __byte_perm(w[2 * q + 5], w[2 * q + 6], select);
+      for (int q = 0; q < kSets; ++q) {
+        a[q][half] = Operand::prepare(w[kSkew + q]);
+        a[q][half + 2] = Operand::prepare(w[kSkew + q + 4 * S]);
       }
     }
   }
 
-  // The set of tap `t` for instruction `m`.
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece,
+                                       int part, int skew, int) {
+    // Copies start at multiples of 16 bytes, windows are read in vectors: the rest is done here.
+    const uint32_t from = base + piece + part * kTogether * S * 4;
+    if (skew == 0) return load_at<0>(from, eight_channels);
+    if (skew == 1) return load_at<1>(from, eight_channels);
+    if (skew == 2) return load_at<2>(from, eight_channels);
+    load_at<3>(from, eight_channels);
+  }
+
+  // The set of tap `t` for instruction `m` of a part.
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[S * m + t]; }
+};
+
+// 16-bit types with both width phases of a point in one word, of which `high` picks one: words of
+// two pixels, m + t / 2 and m + t / 2 + 2 for instruction m; an odd tap starts in mid-word.
+template <typename Operand, int T>
+struct Window<Operand, T, true, 2> {
+  using Piece = int;
+  static constexpr int kSteps = 2, kTogether = 2;
+  static constexpr int kEven = 2 + (T - 1) / 2;
+  static constexpr int kOdd = T == 1 ? 0 : 2 + (T - 2) / 2;
+  uint32_t a[kEven + kOdd][4];
+
+  __device__ static __forceinline__ Piece piece(const int* pieces) {
+    return pieces[threadIdx.x % 4] * 4;
+  }
+
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels,
+                                          uint32_t select) {
+    constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      uint32_t w[kPoints];
+#pragma unroll
+      for (int i = 0; i < kPoints; i += 4) {
+        uint4 four;
+        ptx::load_shared(four, from + half * eight_channels + 4 * i);
+        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
+      }
+      auto two = [&](int i) { return __byte_perm(w[kSkew + i], w[kSkew + i + 1], select); };
+#pragma unroll
+      for (int q = 0; q < kEven; ++q)
+        a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
+#pragma unroll
+      for (int q = 0; q < kOdd; ++q)
+        a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);
+    }
+  }
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int high) {
+    const uint32_t select = high ? 0x7632 : 0x5410, from = base + piece;
+    if (skew == 0) return load_at<0>(from, eight_channels, select);
+    if (skew == 1) return load_at<1>(from, eight_channels, select);
+    if (skew == 2) return load_at<2>(from, eight_channels, select);
+    load_at<3>(from, eight_channels, select);
+  }
+
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] {
-    return a[kTf32 ? m + t : t % 2 == 0 ? m + t / 2 : kEven + m + t / 2];
+    return a[t % 2 == 0 ? m + t / 2 : kEven + m + t / 2];
   }
 };
 
-// Pixels in order: instruction m of tap t needs pixels 2 t' and 2 t' + 1, moved by t, of the
-// 8-pixel pieces 2 m and 2 m + 1. An odd tap starts in the middle of a word.
+// 16-bit pixels in order: instruction m of tap t needs pixels 2 t' and 2 t' + 1, moved by t, of the
+// 8-pixel pieces 2 m and 2 m + 1. A tap that starts in the middle of a word takes two halves.
 template <typename Operand, int T>
-struct Window<Operand, T, false, false> {
-  static constexpr int kSteps = 2;
-  static constexpr int kWords = 1 + T / 2;
+struct Window<Operand, T, false, 2> {
+  using Piece = int4;
+  static constexpr int kSteps = 2, kTogether = 2;
+  static constexpr int kWords = 1 + (T + 1) / 2;
   uint32_t a[2][T][4];
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, const int* pieces,
-                                       int) {
-    const int4 piece = *reinterpret_cast<const int4*>(pieces);
+  __device__ static __forceinline__ Piece piece(const int* pieces) {
+    return *reinterpret_cast<const int4*>(pieces);
+  }
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int) {
     const int at[4] = {piece.x, piece.y, piece.z, piece.w};
+    const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
     base += threadIdx.x % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -84,108 +147,126 @@ struct Window<Operand, T, false, false> {
 #pragma unroll
         for (int t = 0; t < T; ++t)
           a[i / 2][t][half + i % 2 * 2] =
-              t % 2 == 0 ? w[t / 2] : __byte_perm(w[t / 2], w[t / 2 + 1], 0x5432);
+              __byte_perm(w[t / 2], w[t / 2 + 1], t % 2 == 0 ? even : odd);
       }
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m][t]; }
 };
 
+// --- Consumers: main loop --------------------------------------------------------------------
+
 template <typename Operand, int N, int G, int T, bool kPairs>
 struct Consumer {
   using Layout = Shape<Operand, kPairs>;
-  using Runs = Window<Operand, T, kPairs, Layout::kWoven>;
-  static constexpr int kTogether = G < 2 ? G : 2;  // runs whose windows are in registers at once
+  using Runs = Window<Operand, T, kPairs, Layout::kElement>;
+  // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
+  static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
   const WgradParams& p;
   const Shared& shared;
   const Share share;
-  const WgradJob& job;
-  const WgradConsumer& mine;
+  const int extra_rows, stages, stage_bytes;
   float d[G][T][N / 2];
+  uint32_t place[G];  // of a run's first window, in a stage
+  int back[G], skew[G], high[G];
   Slot slot, release;
   int lead = 0;  // chunks seen and not given back
 
   __device__ __forceinline__ Consumer(const WgradParams& p, const Shared& shared, int c)
-      : p(p), shared(shared), share(p), job(p.job[share.job]), mine(job.consumer[c]) {}
+      : p(p),
+        shared(shared),
+        share(p),
+        extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))),
+        stages(ptx::pinned(p.stages)),
+        stage_bytes(ptx::pinned(p.stage_bytes)) {
+    const int thread = threadIdx.x % 128;
+#pragma unroll
+    for (int g = 0; g < G; ++g) {
+      const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
+      const int row = run.channel % kRows + thread % 32 / 4;
+      place[g] = ptx::pinned(shared.stages + p.input_bytes + run.plane * p.plane_bytes +
+                             (row * p.pitch + run.offset) * point_bytes(p));
+      back[g] = ptx::pinned(static_cast<int>(run.back));
+      skew[g] = ptx::pinned(static_cast<int>(run.skew));
+      high[g] = ptx::pinned(static_cast<int>(run.high));
+    }
+  }
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    slot.advance(p);
-    if (lead < job.extra_rows) {
+    slot.advance(stages);
+    if (lead < extra_rows) {
       ++lead;
       return;
     }
     if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * release.index);
     __syncwarp();
-    release.advance(p);
-  }
-
-  // Shared address of this thread's first window row of a run.
-  __device__ __forceinline__ uint32_t window_base(const WgradGroup& group) const {
-    const int thread = threadIdx.x % 128;
-    const int channel = thread / 32 * 16 + thread % 32 / 4;
-    int stage = slot.index - group.back;
-    if (stage < 0) stage += p.stages;
-    return shared.stages + stage * p.stage_bytes + p.input_bytes + group.plane * p.plane_bytes +
-           (channel * p.pitch + group.offset) * point_bytes(p);
+    release.advance(stages);
   }
 
   // The products of one unit of pixels with `kTogether` runs from the first-th on.
   template <int kFirst>
-  __device__ __forceinline__ void multiply(const uint32_t (&base)[G], const int* pieces,
-                                           uint32_t tile) {
+  __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
+                                           typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
     constexpr int kVector = Layout::vector_step(N) / 16;
-    const uint32_t eight = 8 * p.pitch * point_bytes(p);
     // From one instruction to the next, and from the first half of K to the second.
     constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
     constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
-    Runs window[kTogether];
-#pragma unroll
-    for (int g = kFirst; g < kLast; ++g) {
-      window[g - kFirst].load(base[g], eight, pieces, mine.group[g].high);
-    }
     // K-major without swizzle: 8 channels are 128 bytes.
     const uint64_t b = static_cast<uint64_t>(128 >> 4) << 32 | kHalf << 16 | tile >> 4;
-    ptx::wgmma_fence();
 #pragma unroll
-    for (int m = 0; m < Runs::kSteps; ++m)
+    for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
+      Runs window[kTogether];
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
+        window[g - kFirst].load(base[g], eight, piece, part, skew[g], high[g]);
+      ptx::wgmma_fence();
 #pragma unroll
-        for (int t = 0; t < T; ++t)
-          WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), b + m * kStep);
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-    if constexpr (kLast < G) multiply<kLast>(base, pieces, tile);
+      for (int m = 0; m < Runs::kTogether; ++m)
+#pragma unroll
+        for (int g = kFirst; g < kLast; ++g)
+#pragma unroll
+          for (int t = 0; t < T; ++t)
+            WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t),
+                                            b + (part * Runs::kTogether + m) * kStep);
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
+    }
+    if constexpr (kLast < G) multiply<kLast>(base, eight, piece, tile);
   }
 
-  __device__ __forceinline__ void chunk() {
+  __device__ __forceinline__ void chunk(int units, uint32_t eight) {
     uint32_t base[G];
 #pragma unroll
-    for (int g = 0; g < G; ++g) base[g] = window_base(mine.group[g]);
-    uint32_t tile = shared.stages + slot.index * p.stage_bytes;
+    for (int g = 0; g < G; ++g) {
+      const int stage = slot.index - back[g];
+      base[g] = place[g] + (stage < 0 ? stage + stages : stage) * stage_bytes;
+    }
+    uint32_t tile = shared.stages + slot.index * stage_bytes;
     const int* pieces = shared.pieces;
 #pragma unroll 1
-    for (int left = chunk_pixels(p); left > 0; left -= kUnit) {
-      multiply<0>(base, pieces, tile);
+    for (int left = units; left > 0; --left) {
+      multiply<0>(base, eight, Runs::piece(pieces), tile);
       pieces += 4;
       tile += Layout::kVectors * Layout::vector_step(N);
     }
   }
 
   __device__ __forceinline__ void walk() {
+    const int units = ptx::pinned(chunk_pixels(p) / kUnit);
+    const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
     for (int index = share.first; index < share.end; ++index) {
       const Unit unit(p, index);
 #pragma unroll 1
-      for (int i = 0; i < job.extra_rows; ++i) {
+      for (int i = 0; i < extra_rows; ++i) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
         next_chunk();
       }
 #pragma unroll 1
       for (int i = 0; i < unit.rows; ++i) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        chunk();
+        chunk(units, eight);
         next_chunk();
       }
     }
@@ -196,7 +277,7 @@ struct Consumer {
     for (int index = share.first; index < share.end; ++index) {
       const Unit unit(p, index);
 #pragma unroll 1
-      for (int i = 0; i < job.extra_rows + unit.rows; ++i) {
+      for (int i = 0; i < extra_rows + unit.rows; ++i) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
         next_chunk();
       }
@@ -206,7 +287,7 @@ struct Consumer {
   // --- Epilogue ------------------------------------------------------------------------------
 
   __device__ __forceinline__ void run(int c) {
-    if (!mine.active) return idle();
+    if (c >= p.job[share.job].consumers) return idle();
 #pragma unroll
     for (int g = 0; g < G; ++g)
 #pragma unroll

@@ -11,7 +11,6 @@ UPCONV_OPERANDS(UPCONV_DECLARE)
 bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
   int64_t at = 0;
   auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-  auto small = [&]() { return static_cast<int16_t>(take()); };
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
@@ -19,21 +18,20 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
     return false;
   for (int i = 0; i < plan->jobs; ++i) {
     WgradJob& job = plan->job[i];
-    job.shift_y = small();
-    job.extra_rows = small();
-    job.copy = small();
-    job.planes = small();
+    for (int16_t* field : {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers})
+      *field = static_cast<int16_t>(take());
     for (WgradPlane& plane : job.plane) {
-      for (int16_t* field : {&plane.channel, &plane.phase_y, &plane.phase_x, &plane.start})
-        *field = small();
+      for (int16_t* field :
+           {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start})
+        *field = static_cast<int16_t>(take());
     }
-    for (WgradConsumer& consumer : job.consumer) {
-      consumer.active = small();
-      consumer.channel = small();
-      for (WgradGroup& group : consumer.group) {
-        for (int16_t* field : {&group.plane, &group.back, &group.offset, &group.high})
-          *field = small();
-        for (int16_t& tap : group.tap) tap = small();
+    for (auto& warps : job.run) {
+      for (WgradRun& run : warps) {
+        for (int8_t* field :
+             {&run.plane, &run.back, &run.offset, &run.skew, &run.high, &run.count})
+          *field = static_cast<int8_t>(take());
+        run.channel = static_cast<int16_t>(take());
+        run.tap = static_cast<int16_t>(take());
       }
     }
   }

@@ -14,7 +14,7 @@ constexpr int kProducers = 128;
 constexpr int kUnit = 32;           // pixels that one set of registers covers
 constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of a chunk lie
 constexpr int kSlackBytes = 128;    // windows may reach past the last channel
-constexpr int kRows = 64;           // channels of grad_output of one warpgroup
+constexpr int kRows = 64;           // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
 // word t of vector v. 16-bit types without pairs keep their pixels in order.
@@ -55,7 +55,8 @@ struct Shared {
 
 // --- The walk --------------------------------------------------------------------------------
 
-// A unit of work: a strip of columns of some images, `rows` input rows from `row` on. Its chunks
+// A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows from
+// `row` on. Its chunks
 // are those rows, and `extra_rows` more rows of grad_output before the first is complete.
 struct Unit {
   int image, row, column, rows;
@@ -89,8 +90,8 @@ struct Slot {
   int index = 0;
   uint32_t parity = 0;
 
-  __device__ __forceinline__ void advance(const WgradParams& p) {
-    if (++index == p.stages) index = 0, parity ^= 1;
+  __device__ __forceinline__ void advance(int stages) {
+    if (++index == stages) index = 0, parity ^= 1;
   }
 };
 

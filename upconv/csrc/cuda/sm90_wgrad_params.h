@@ -7,38 +7,47 @@
 
 namespace upconv {
 
-constexpr int kWgradJobs = 64;      // patterns of taps and grad_output channels
-constexpr int kWgradPlanes = 8;     // parts of grad_output that one job reads
-constexpr int kWgradConsumers = 3;  // warpgroups that multiply
-constexpr int kWgradGroups = 4;     // runs of taps of one warpgroup
-constexpr int kWgradTaps = 4;       // neighbouring taps of one run
+constexpr int kWgradJobs = 64;   // patterns of taps and grad_output channels
+constexpr int kWgradPlanes = 8;  // parts of grad_output that one job reads
+constexpr int kWgradRuns = 9;    // runs of one warp slot of a job: warpgroups times runs of each
+constexpr int kWgradWarps = 4;   // of a warpgroup: 16 channels of grad_output each
 constexpr int kWgradMaxStages = 16;
 
-// Scalars, all int. A pixel of plane (phase_y, phase_x) at point q is grad_output's pixel
-// q * step + phase; a tap pairs the input's pixel i with the plane's pixel i + shift.
+// Scalars, all int. Point q of plane (phase_y, phase_x) is grad_output's column
+// q * step_x + phase_x; a tap pairs the input's column i with point i * spread + shift. An "image"
+// is one slice along the depth of one image of the batch.
 #define UPCONV_WGRAD_FIELDS(X)                                                                    \
   X(operand)   /* 0 TF32, 1 BF16, 2 FP16 */                                                       \
   X(consumers) /* warpgroups that multiply: C */                                                  \
   X(tile_n)    /* input channels of one block: N */                                               \
   X(groups)    /* runs of taps of one warpgroup: G */                                             \
   X(run)       /* neighbouring taps of one run: T */                                              \
-  X(pairs)     /* 1: planes hold both width phases of a 16-bit type, 4 bytes a point */           \
+  X(pairs)     /* 1: planes hold both width phases side by side */                                \
   X(batch)                                                                                        \
   X(in_channels)                                                                                  \
+  X(in_d)                                                                                         \
   X(in_h)                                                                                         \
   X(in_w)                                                                                         \
   X(out_channels)                                                                                 \
+  X(out_d)                                                                                        \
   X(out_h)                                                                                        \
   X(out_w)                                                                                        \
+  X(in_volume) /* pixels of a channel */                                                          \
+  X(out_volume)                                                                                   \
+  X(step_z)                                                                                       \
   X(step_y)                                                                                       \
-  X(step_x)                                                                                       \
+  X(step_x)        /* elements of grad_output from one point to the next */                       \
+  X(spread)        /* points from one input column to the next */                                 \
   X(taps)          /* of the weight */                                                            \
+  X(tap_step)      /* of the weight, between neighbouring taps of a run */                        \
   X(segment)       /* columns of an image in one chunk, a multiple of 8 */                        \
   X(images)        /* images side by side in one chunk */                                         \
   X(filled)        /* points of a plane that are copied for each image of a chunk */              \
   X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */            \
   X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */         \
-  X(copy_input)    /* bytes of one copy of the input: 4, in order also 8 or 16; 2: one element */ \
+  X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */               \
+  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: element by element */      \
+  X(rows)          /* channels of a plane: 16, 32, 48 or 64 */                                    \
   X(band_rows)     /* input rows that follow each other in one unit of work */                    \
   X(bands)                                                                                        \
   X(strips)                                                                                       \
@@ -54,32 +63,31 @@ constexpr int kWgradMaxStages = 16;
   X(jobs)
 
 struct WgradPlane {
-  int16_t channel;  // first of 64 channels of grad_output
+  int16_t channel;  // first of `rows` channels of grad_output
+  int16_t depth;    // its slice along the depth, relative to the input's times step_z
   int16_t phase_y, phase_x;
   int16_t start;  // point of the plane that lies under column 0 of the input
 };
 
-struct WgradGroup {
-  int16_t plane;
-  int16_t back;             // chunks back in the ring: 0 is the newest row
-  int16_t offset;           // first point of the window, a multiple of 4 (in order: of 2)
-  int16_t high;             // pairs: 1 for the second width phase; 2 more: one point on
-  int16_t tap[kWgradTaps];  // position in the weight; -1: none, nothing is stored
-};
-
-struct WgradConsumer {
-  int16_t active;
-  int16_t channel;  // first of its 64 channels of grad_output
-  WgradGroup group[kWgradGroups];
+// The taps of 16 channels of grad_output: one warp's share of a product.
+struct WgradRun {
+  int8_t plane;
+  int8_t back;      // chunks back in the ring: 0 is the newest row
+  int8_t offset;    // first point of the window, a multiple of 4 (in order: of 2)
+  int8_t skew;      // points from there to the run's first
+  int8_t high;      // 16-bit pairs: 1 for the second width phase
+  int8_t count;     // taps; 0: nothing is stored
+  int16_t channel;  // first of its 16 channels of grad_output
+  int16_t tap;      // position of the first tap in the weight
 };
 
 struct WgradJob {
   int16_t shift_y;     // plane row of chunk 0, relative to the unit's first input row
   int16_t extra_rows;  // chunks before the first input row has all its plane rows
-  int16_t copy;        // bytes of one copy of grad_output: 4, 8 or 16; 2: element by element
   int16_t planes;
+  int16_t consumers;  // warpgroups that have taps; the others pass chunks on
   WgradPlane plane[kWgradPlanes];
-  WgradConsumer consumer[kWgradConsumers];
+  WgradRun run[kWgradRuns][kWgradWarps];  // [warpgroup * groups + run][warp]
 };
 
 struct WgradParams {
@@ -92,5 +100,6 @@ struct WgradParams {
 #undef UPCONV_DECLARE
   WgradJob job[kWgradJobs];
 };
+static_assert(sizeof(WgradParams) <= 32764, "beyond what a kernel takes as parameters");
 
 }  // namespace upconv

@@ -1,0 +1,223 @@
+"""Which taps and channels each block of the Hopper kernel for the weight's gradient accumulates.
+
+A product of the tensor cores has 64 rows: 16 for each of the four warps of a warpgroup, and each
+warp reads its rows from where it likes. So
+
+    run      neighbouring taps of one kernel row and width phase: their operands share registers
+    share    a run for 16 channels of grad_output: what one warp multiplies
+    product  four shares: four blocks of channels, or as many runs as fill it with fewer channels
+    job      what one block accumulates: some products for each of its two or three warpgroups
+    plane    a part of grad_output that a job reads: up to 64 channels of one phase and depth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from .problem import Problem
+
+FORMS = (
+    (2, 64, 1, 4, 0),
+    (3, 64, 1, 3, 0),
+    (2, 64, 2, 2, 0),
+    (2, 128, 2, 1, 0),
+    (2, 64, 4, 1, 0),
+    (3, 32, 1, 4, 0),
+    (2, 32, 2, 3, 0),
+    (3, 32, 3, 1, 0),
+    (3, 48, 1, 3, 0),
+    (2, 64, 1, 4, 1),
+    (2, 64, 2, 2, 1),
+    (2, 128, 1, 2, 1),
+    (2, 128, 2, 1, 1),
+)
+"""(warpgroups, input channels, runs, taps of a run, pairs) of every compiled kernel, as
+UPCONV_WGRAD_FORMS lists them."""
+ROWS, WARPS, WARP_ROWS = 64, 4, 16
+"""Most channels of a plane, warps of a product, channels of each."""
+MAX_OFFSET = 12
+"""Runs that start further apart than this many points get planes of their own."""
+
+
+@dataclass(frozen=True)
+class Form:
+    consumers: int
+    n: int
+    groups: int
+    run: int
+    pairs: bool
+    """Planes keep both width phases, for width stride 2."""
+    element_bytes: int
+
+    @property
+    def in_order(self) -> bool:
+        """Pixels lie in order in shared memory: 16-bit types without pairs."""
+        return self.element_bytes == 2 and not self.pairs
+
+    @property
+    def spread(self) -> int:
+        """Points of a plane from one input column to the next. A 16-bit pair is one point."""
+        return 2 if self.pairs and self.element_bytes == 4 else 1
+
+    @property
+    def point_bytes(self) -> int:
+        return 4 if self.pairs else self.element_bytes
+
+    @property
+    def vector(self) -> int:
+        """Windows are read from multiples of so many points on."""
+        return 2 if self.in_order else 4
+
+    @property
+    def sums(self) -> int:
+        """Accumulators of a thread."""
+        return self.groups * self.run * self.n // 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring taps; tap i pairs input column c with point c * spread + shift_x + i."""
+
+    depth: int
+    phase_y: int
+    shift_y: int
+    phase_x: int
+    shift_x: int
+    tap: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Plane:
+    channel: int
+    depth: int
+    phase_y: int
+    phase_x: int
+    start: int
+
+
+Share = tuple[int, Run]
+"""First of 16 channels, and the run."""
+Product = tuple[Share, ...]
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one block accumulates: for each warpgroup its products."""
+
+    consumers: tuple[tuple[Product, ...], ...]
+    form: Form
+    align: int
+    """Planes start at multiples of so many points, so that copies of grad_output are wide."""
+
+    def shares(self) -> list[Share]:
+        return [
+            share for products in self.consumers for product in products for share in product
+        ]
+
+    @property
+    def shift_y(self) -> int:
+        return min(run.shift_y for _, run in self.shares())
+
+    @property
+    def extra_rows(self) -> int:
+        return max(run.shift_y for _, run in self.shares()) - self.shift_y
+
+    def planes(self) -> list[Plane]:
+        """Each share finds its points in one of them."""
+        planes: list[Plane] = []
+        for channel, run in sorted(self.shares(), key=lambda share: share[1].shift_x):
+            if self.place(planes, channel, run) is None:
+                start = run.shift_x // self.align * self.align
+                planes.append(Plane(*self._rows(channel, run), start))
+        return planes
+
+    def _rows(self, channel: int, run: Run) -> tuple[int, int, int, int]:
+        phase_x = 0 if self.form.pairs else run.phase_x
+        return channel // ROWS * ROWS, run.depth, run.phase_y, phase_x
+
+    def place(self, planes: list[Plane], channel: int, run: Run) -> tuple[int, int] | None:
+        """Index of the run's plane and offset in it."""
+        rows = self._rows(channel, run)
+        for index, plane in enumerate(planes):
+            same = (plane.channel, plane.depth, plane.phase_y, plane.phase_x) == rows
+            if same and 0 <= run.shift_x - plane.start <= MAX_OFFSET:
+                return index, run.shift_x - plane.start
+        return None
+
+    def halo(self, planes: list[Plane]) -> int:
+        """Points beyond the last column's first that its taps reach."""
+        places = [(self.place(planes, *share), share[1]) for share in self.shares()]
+        return max(place[1] + run.count - 1 for place, run in places if place)
+
+
+def chains(
+    found: list[tuple[int, int]], most: int
+) -> Iterator[list[tuple[int, int]]]:
+    """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together."""
+    while found:
+        length = 1
+        while length < min(len(found), most) and found[length][0] == found[0][0] + length:
+            length += 1
+        yield found[:length]
+        found = found[length:]
+
+
+def runs(problem: Problem, form: Form) -> list[Run]:
+    """Every tap of a 3-D problem, in runs."""
+    (_, deep, _, pad_z, _, dilation_z), rows, columns = problem.dimensions
+    _, height, step_y, pad_y, _, dilation_y = rows
+    _, width, step_x, pad_x, _, dilation_x = columns
+    by_phase: dict[int, list[tuple[int, int]]] = {}
+    for k in range(width):
+        shift, phase = divmod(k * dilation_x - pad_x, 1 if form.spread == 2 else step_x)
+        by_phase.setdefault(phase, []).append((shift, k))
+    result = []
+    for phase_x, found in sorted(by_phase.items()):
+        for chain in chains(sorted(found), form.run):
+            for kz in range(deep):
+                for ky in range(height):
+                    shift_y, phase_y = divmod(ky * dilation_y - pad_y, step_y)
+                    tap = (kz * height + ky) * width + chain[0][1]
+                    where = (phase_y, shift_y, phase_x, chain[0][0])
+                    result.append(Run(kz * dilation_z - pad_z, *where, tap, len(chain)))
+    # Runs that share a plane stand together; then those that share its rows.
+    return sorted(result, key=lambda r: (r.depth, r.phase_y, r.phase_x, r.shift_x, r.shift_y))
+
+
+def tap_step(problem: Problem, form: Form) -> int:
+    """Distance in the weight between neighbouring taps of a run."""
+    stride, dilation = problem.stride[2], problem.dilation[2]
+    return stride // dilation if form.spread == 1 and stride % dilation == 0 else 1
+
+
+def jobs(problem: Problem, form: Form, align: int) -> list[Job]:
+    """The jobs of a form, for one block of input channels.
+
+    Every second block of channels is gone through backwards, so that a job that spans two blocks
+    still reads few planes.
+    """
+    every = runs(problem, form)
+    shares: list[Share] = []
+    for first in range(0, problem.out_channels, ROWS):
+        blocks = range(first, min(first + ROWS, problem.out_channels), WARP_ROWS)
+        ordered = every if first // ROWS % 2 == 0 else every[::-1]
+        shares += [(channel, run) for run in ordered for channel in blocks]
+    consumers = _cut(_cut(shares, WARPS), form.groups)
+    return [Job(part, form, align) for part in _cut(consumers, form.consumers)]
+
+
+def _cut(items: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
+    return [tuple(items[i : i + size]) for i in range(0, len(items), size)]
+
+
+def forms(problem: Problem) -> Iterator[Form]:
+    """The forms that fit; width stride 2 can keep both phases side by side."""
+    size = problem.element_bytes
+    pairs = problem.stride[2] == 2 and (size == 4 or problem.out_size[2] % 2 == 0)
+    for consumers, n, groups, run, together in FORMS:
+        if pairs or not together:
+            yield Form(consumers, n, groups, run, bool(together), size)
