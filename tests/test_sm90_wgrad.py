@@ -35,10 +35,11 @@ def problems(draw: st.DrawFn) -> Problem:
     ndim = draw(st.sampled_from([1, 2, 2, 3]))
     each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
     stride, dilation = each(1, 3), each(1, 3)
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     problem = Problem(
         batch=draw(st.integers(1, 3)),
-        in_channels=draw(st.integers(8, 70)),
-        out_channels=draw(st.integers(8, 70)),
+        in_channels=draw(st.integers(8, 70 // groups)) * groups,
+        out_channels=draw(st.integers(8, 70 // groups)) * groups,
         in_size=(*each(1, 4)[1:], draw(st.integers(1, 36))),
         kernel=(*each(1, 3)[1:], draw(st.integers(1, 7))),
         stride=stride,
@@ -47,6 +48,7 @@ def problems(draw: st.DrawFn) -> Problem:
             draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
         ),
         dilation=dilation,
+        groups=groups,
         dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
         tf32=True,
         direction="grad_weight",
@@ -61,10 +63,17 @@ def check_emulated(problem: Problem, params: tuple[int, ...]) -> None:
     gy = rng.standard_normal((problem.batch, problem.out_channels, *problem.out_size))
     deep = [a.reshape(*a.shape[:2], *(1,) * (3 - problem.ndim), *a.shape[2:]) for a in (x, gy)]
     gw = emulator.run(params, *deep)
-    weight = torch.zeros(problem.in_channels, problem.out_channels, *problem.kernel).double()
-    rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding, 1)
+    columns = problem.out_channels // problem.groups
+    weight = torch.zeros(problem.in_channels, columns, *problem.kernel).double()
+    rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding)
     _, expected, _ = torch.ops.aten.convolution_backward(
-        torch.from_numpy(gy), torch.from_numpy(x), weight, None, *rest, [False, True, False]
+        torch.from_numpy(gy),
+        torch.from_numpy(x),
+        weight,
+        None,
+        *rest,
+        problem.groups,
+        [False, True, False],
     )
     np.testing.assert_allclose(gw.reshape(expected.shape), expected.numpy(), rtol=1e-9, atol=1e-9)
 
@@ -121,7 +130,7 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     ("change", "reason"),
     [
         ({"channels_last": True}, "contiguous layout only"),
-        ({"groups": 2}, "groups = 2"),
+        ({"groups": 8}, "of a group = 4: below 8"),
         ({"tf32": False}, "TF32"),
         ({"in_channels": 4}, "below 8"),
         ({"kernel": (40, 40)}, "no chunk fits"),

@@ -178,7 +178,7 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
 
 
 def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
-    """The gradient [Cin, Cout, tap]; taps that no run stores stay NaN, double ones are an error."""
+    """The gradient [Cin, Cout of a group, tap]; taps that no run stores stay NaN, double ones are an error."""
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)
@@ -190,7 +190,12 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
             for worker in range(plan.workers):
                 walk(plan, job, block * plan.tile_n, worker, x, gy, sums)
             store(plan, job, block * plan.tile_n, sums, gw)
-    return gw
+    groups = zip(
+        np.split(gw, plan.in_channels // plan.in_group),
+        range(0, plan.out_channels, plan.out_group),
+        strict=True,
+    )
+    return np.concatenate([part[:, first : first + plan.out_group] for part, first in groups])
 
 
 def walk(

@@ -180,8 +180,6 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return reason
     if problem.channels_last:
         return "reads the contiguous layout only"
-    if problem.groups != 1:
-        return f"groups = {problem.groups}: covers groups = 1 only"
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
     if max(*furthest, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
         return "sizes beyond the 16 bits of its tables"
@@ -262,6 +260,8 @@ def fields(
         **{name: size for name, size in sides.items() if name.startswith("in")},
         "out_channels": problem.out_channels,
         **{name: size for name, size in sides.items() if name.startswith("out")},
+        "in_group": problem.in_channels // problem.groups,
+        "out_group": problem.out_channels // problem.groups,
         "in_volume": prod(problem.in_size),
         "out_volume": prod(problem.out_size),
         "step_z": problem.stride[0],

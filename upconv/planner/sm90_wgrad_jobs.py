@@ -114,9 +114,7 @@ class Job:
     """Planes start at multiples of so many points, so that copies of grad_output are wide."""
 
     def shares(self) -> list[Share]:
-        return [
-            share for products in self.consumers for product in products for share in product
-        ]
+        return [share for products in self.consumers for product in products for share in product]
 
     @property
     def shift_y(self) -> int:
@@ -154,9 +152,7 @@ class Job:
         return max(place[1] + run.count - 1 for place, run in places if place)
 
 
-def chains(
-    found: list[tuple[int, int]], most: int
-) -> Iterator[list[tuple[int, int]]]:
+def chains(found: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
     """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together."""
     while found:
         length = 1

@@ -6,6 +6,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -136,10 +137,10 @@ inline CudaKernel::Prepared read_wgrad(const CallSizes& call, const std::vector<
     return nullptr;
   const int in[] = {plan->in_d, plan->in_h, plan->in_w};
   const int out[] = {plan->out_d, plan->out_h, plan->out_w};
-  const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
+  const bool fits = !call.channels_last && plan->batch == call.batch &&
                     plan->in_channels == call.in_channels &&
-                    plan->out_channels == call.out_channels &&
-                    std::equal(in, in + 3, call.in) && std::equal(out, out + 3, call.out) &&
+                    plan->out_channels == call.out_channels && std::equal(in, in + 3, call.in) &&
+                    std::equal(out, out + 3, call.out) &&
                     plan->taps == call.kernel[0] * call.kernel[1] * call.kernel[2];
   if (!fits) return nullptr;
   return plan;

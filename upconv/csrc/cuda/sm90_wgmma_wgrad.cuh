@@ -7,8 +7,8 @@
 // numbered so that taps share registers: a thread holds 8 neighbouring pixels of its two channels,
 // 8 t .. 8 t + 7, and those to their right. Pixel 8 t + v of a unit of 32 is element t of vector v
 // in shared memory, instruction m takes vectors m and m + 4, and so the next tap finds its operand
-// in the next set of registers. One window of shared memory reads serves a whole run of taps. 16-bit
-// types keep their pixels in order, so that the input comes in copies of 16 bytes.
+// in the next set of registers. One window of shared memory reads serves a whole run of taps.
+// 16-bit types keep their pixels in order, so that the input comes in copies of 16 bytes.
 //
 // Few channels: each of the four warps of a product has taps of its own, for 16 channels of
 // grad_output. With 32 channels, two kernel rows fill a product; with 16, four.
@@ -16,6 +16,8 @@
 // planes keep both width phases, as they lie in memory, and are taken apart in registers.
 // Rows: chunks (one input row, a strip of columns) follow each other down the image in a ring, and
 // a tap of another kernel row finds its row of grad_output in an older chunk of the ring.
+// Groups: every input channel meets every channel of grad_output, and what belongs to no group is
+// left out at the end. With few channels a group the tensor cores have the time.
 // Depth: a slice along the depth is an image of its own; each tap in depth has planes of its own.
 //
 // Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
@@ -95,10 +97,12 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
   if (out >= p.out_channels || in >= p.in_channels) return;
+  // What pairs channels of different groups is not stored.
+  const int group = out / p.out_group;
+  if (group != in / p.in_group) return;
   static_cast<typename Operand::Element*>(
-      p.gw)[(static_cast<int64_t>(in) * p.out_channels + out) * p.taps + run.tap +
-            tap * p.tap_step] =
-      Operand::from_float(sum);
+      p.gw)[(static_cast<int64_t>(in - group) * p.out_group + out) * p.taps + run.tap +
+            tap * p.tap_step] = Operand::from_float(sum);
 }
 
 }  // namespace upconv::wgrad

@@ -82,8 +82,7 @@ struct Window<Operand, T, true, 2> {
   }
 
   template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels,
-                                          uint32_t select) {
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, uint32_t select) {
     constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -96,8 +95,7 @@ struct Window<Operand, T, true, 2> {
       }
       auto two = [&](int i) { return __byte_perm(w[kSkew + i], w[kSkew + i + 1], select); };
 #pragma unroll
-      for (int q = 0; q < kEven; ++q)
-        a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
+      for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
 #pragma unroll
       for (int q = 0; q < kOdd; ++q)
         a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);

@@ -27,8 +27,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
     }
     for (auto& warps : job.run) {
       for (WgradRun& run : warps) {
-        for (int8_t* field :
-             {&run.plane, &run.back, &run.offset, &run.skew, &run.high, &run.count})
+        for (int8_t* field : {&run.plane, &run.back, &run.offset, &run.skew, &run.high, &run.count})
           *field = static_cast<int8_t>(take());
         run.channel = static_cast<int16_t>(take());
         run.tap = static_cast<int16_t>(take());

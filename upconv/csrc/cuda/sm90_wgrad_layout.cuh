@@ -55,9 +55,9 @@ struct Shared {
 
 // --- The walk --------------------------------------------------------------------------------
 
-// A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows from
-// `row` on. Its chunks
-// are those rows, and `extra_rows` more rows of grad_output before the first is complete.
+// A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows
+// from `row` on. Its chunks are those rows, and `extra_rows` more rows of grad_output before the
+// first is complete.
 struct Unit {
   int image, row, column, rows;
 

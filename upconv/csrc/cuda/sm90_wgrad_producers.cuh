@@ -97,12 +97,10 @@ struct Producer {
     x_target = squares() ? (x.image() * kVectors + x.point() * 4) * step
                          : (unit * kVectors + vector) * step + place * 4;
     x_target += x.channel * 16;
-    main_target = p.input_bytes + (main.channel * p.pitch + main.image() * p.segment_pitch +
-                                   main.point()) *
-                                      point;
-    halo_target = p.input_bytes + (halo.channel * p.pitch + halo.image() * p.segment_pitch +
-                                   halo.point()) *
-                                      point;
+    main_target = p.input_bytes +
+                  (main.channel * p.pitch + main.image() * p.segment_pitch + main.point()) * point;
+    halo_target = p.input_bytes +
+                  (halo.channel * p.pitch + halo.image() * p.segment_pitch + halo.point()) * point;
   }
 
   __device__ __forceinline__ bool squares() const { return Layout::kWoven && p.copy_input >= 8; }
@@ -297,9 +295,8 @@ struct Producer {
         static_cast<unsigned>(y) < p.out_h && static_cast<unsigned>(z) < p.out_d;
     const bool inside = row_inside && static_cast<unsigned>(column) < p.out_w;
     const uint32_t jump = p.pitch * point_bytes(p) * place.jump;
-    const Element* source =
-        spot.channel + static_cast<int64_t>(plane.channel) * p.out_volume +
-        (static_cast<int64_t>(z) * p.out_h + y) * p.out_w + column;
+    const Element* source = spot.channel + static_cast<int64_t>(plane.channel) * p.out_volume +
+                            (static_cast<int64_t>(z) * p.out_h + y) * p.out_w + column;
     const int64_t step = static_cast<int64_t>(p.out_volume) * place.jump;
     const int most = place.existing(p.out_channels - plane.channel - place.channel);
     const int exist = inside ? most : 0, count = place.count;
