@@ -133,13 +133,12 @@ def fill_plane(
             x = (column * plan.spread + plane["start"] + point) * plan.step_x + plane["phase_x"]
             if plan.copy > 2:
                 check_copy(plan, i, point, x)
-            inside = 0 <= x < plan.out_w
-            x -= x % phases
             for phase in range(phases):
                 values = np.zeros(plan.rows)
                 found = slice_of(plan, image + i)
                 z = found[1] * plan.step_z + plane["depth"] if found else -1
-                if inside and found and 0 <= y < plan.out_h and 0 <= z < plan.out_d:
+                inside = 0 <= y < plan.out_h and 0 <= z < plan.out_d
+                if inside and found and 0 <= x + phase < plan.out_w:
                     channel = plane["channel"]
                     some = gy[found[0], channel : channel + plan.rows, z, y, x + phase]
                     values[: len(some)] = some
@@ -174,13 +173,12 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
                             b = chunk[unit, vector, :, word, e]
                         else:
                             b = chunk[unit, vector, :, t, e]
-                        turn = run["high"] if run["high"] < 2 else (run["high"] + point - base) % 2
-                        total += np.outer(rows[:, point, turn], b)
+                        total += np.outer(rows[:, point, run["high"]], b)
     return total
 
 
 def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
-    """The gradient [Cin, Cout of a group, tap]; what no run stores is NaN, twice is an error."""
+    """The gradient [Cin, Cout of a group, tap]; taps that no run stores stay NaN, double ones are an error."""
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)

@@ -11,13 +11,10 @@ namespace upconv::wgrad {
 // --- Configuration ---------------------------------------------------------------------------
 
 constexpr int kProducers = 128;
-constexpr int kUnit = 32;       // pixels that one set of registers covers
-constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
-constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
-constexpr int kSpotsAt = 1024;  // and of their own places in the present unit of work
-constexpr int kHeaderBytes = kSpotsAt + 4 * kProducers * 16;
-constexpr int kSlackBytes = 128;  // windows may reach past the last channel
-constexpr int kRows = 64;         // most channels of a plane of grad_output
+constexpr int kUnit = 32;           // pixels that one set of registers covers
+constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of a chunk lie
+constexpr int kSlackBytes = 128;    // windows may reach past the last channel
+constexpr int kRows = 64;           // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
 // word t of vector v. 16-bit types without pairs keep their pixels in order.
@@ -30,7 +27,7 @@ struct Shape {
   // From one vector to the next. The 16 (32) bytes beyond N vectors spread over the banks what a
   // warp writes at a time: 32 words of a channel, 16 of two channels, or vectors in order.
   __host__ __device__ static constexpr int vector_step(int n) {
-    return n * 16 + (kPairs && kElement == 2 ? 32 : 16);
+    return n * 16 + (kPairs ? 32 : 16);
   }
 };
 
@@ -43,20 +40,15 @@ __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
-static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kSpotsAt - kPlanesAt,
-              "the header is too small");
-
 struct Shared {
   uint32_t full, empty;  // barrier arrays
   int* pieces;           // point of each 8-pixel piece of a chunk
-  uint32_t planes, spots, stages;
+  uint32_t stages;
 
   __device__ __forceinline__ explicit Shared(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kWgradMaxStages;
-    pieces = reinterpret_cast<int*>(memory + kPiecesAt);
-    planes = full + kPlanesAt;
-    spots = full + kSpotsAt;
+    pieces = reinterpret_cast<int*>(memory + 2 * 8 * kWgradMaxStages);
     stages = full + kHeaderBytes;
   }
 };
