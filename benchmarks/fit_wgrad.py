@@ -20,8 +20,9 @@ import numpy as np
 
 from upconv.cases import CASES
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import Chunk, Form, chunk_work, flat, jobs
+from upconv.planner.sm90_wgrad import Chunk, chunk_work, flat, jobs_of
 from upconv.planner.sm90_wgrad_cost import CONSUMER_CYCLES, PRODUCER_CYCLES, ChunkWork
+from upconv.planner.sm90_wgrad_jobs import Form
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-wgrad-2026-11-15.jsonl"
 
@@ -36,7 +37,7 @@ def work_of(row: dict[str, Any]) -> list[ChunkWork]:
     problem = flat(case.problem(dtype=row["dtype"], tf32=True))
     form = Form(*(row[field.name] for field in fields(Form)))
     chunk = Chunk(*(row[field.name] for field in fields(Chunk)))
-    return [chunk_work(problem, form, job, chunk) for job in jobs(problem, form)]
+    return [chunk_work(problem, form, job, chunk) for job in jobs_of(problem, form)]
 
 
 def solve(table: np.ndarray, measured: np.ndarray) -> np.ndarray:

@@ -102,6 +102,36 @@ def test_the_forced_kernels_equal_float64_and_repeat_themselves(c: dict[str, Any
     assert result.is_contiguous()
 
 
+WEIGHT_LAYERS = {
+    "1-D, dilated": ((3, 32, 1000), 64, (5,), 1, 0, 3, 1),
+    "3-D": ((2, 48, 6, 9, 40), 24, (3, 3, 3), 1, 1, 1, 1),
+    "3-D, stride 2": ((2, 32, 5, 8, 24), 32, (3, 5, 7), 2, 1, 1, 1),
+    "groups": ((4, 32, 20, 48), 64, (3, 5), (2, 3), (1, 2), (2, 1), 4),
+    "stride 5": ((3, 32, 9, 40), 16, (3, 3), 5, 1, 2, 1),
+    "odd width": ((3, 40, 7, 33), 100, (4, 4), 2, 1, 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHT_LAYERS)
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_the_weights_gradient_of_other_layers(name: str, dtype: torch.dtype) -> None:
+    size, cout, kernel, *options, groups = WEIGHT_LAYERS[name]
+    ndim = len(kernel)
+    each = [list(o) if isinstance(o, tuple) else [o] * ndim for o in options]
+    stride, padding, dilation = each
+    torch.manual_seed(0)
+    x = torch.randn(size, device="cuda").to(dtype)
+    w = torch.randn(size[1], cout // groups, *kernel, device="cuda").to(dtype)
+    rest = (stride, padding, [0] * ndim, groups, dilation)
+    forward = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[ndim - 1]
+    gy = torch.randn_like(forward(x, w, None, *rest))
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        poison(x.shape, w.shape, dtype=x.dtype)
+        result = gradient("grad_weight", gy, x, w, rest)
+    expected = reference("grad_weight", gy.double(), x.double(), w.double(), rest)
+    assert distance(result, expected) <= LIMIT[dtype]
+
+
 LAYERS = {
     "stride 1": ((4, 64, 96, 160), 64, 3, 1, 0),
     "phases": ((8, 64, 32, 48), 64, 4, 2, 1),

@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_cost
 from upconv.planner.sm90_wgrad import FIXED_BYTES
-from upconv.planner.sm90_wgrad_jobs import FORMS
+from upconv.planner.sm90_wgrad_jobs import FORMS, Form
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "upconv" / "csrc" / "cuda"
@@ -167,11 +169,76 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
         assert emulator.header_constant(f"kWgrad{name}") == expected
 
 
+def fit_script() -> dict[str, Any]:
+    script = ROOT / "benchmarks" / "fit_wgrad.py"
+    namespace: dict[str, Any] = {"__name__": "fit", "__file__": str(script)}
+    exec(script.read_text(), namespace)
+    return namespace
+
+
+def test_the_cost_rule_is_what_the_measurements_give() -> None:
+    namespace = fit_script()
+    producers, consumers, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    assert producers == pytest.approx(sm90_wgrad_cost.PRODUCER_CYCLES, rel=0.01)
+    assert consumers == pytest.approx(sm90_wgrad_cost.CONSUMER_CYCLES, rel=0.01)
+    assert spread < 0.15
+
+
+def test_the_plans_chosen_are_among_the_fast_ones_measured() -> None:
+    """Of the plans measured for a case, the one that the rule prefers; the mean loss."""
+    namespace = fit_script()
+    losses = []
+    rows = namespace["read"](namespace["MEASURED"])
+
+    def expected(row: dict[str, Any]) -> float:
+        return row["chunks"] * max(work.cycles for work in namespace["work_of"](row))
+
+    for _, group in groupby(rows, key=lambda row: (row["case"], row["dtype"])):
+        measured = list(group)
+        chosen = min(measured, key=expected)
+        losses.append(chosen["ms"] / min(row["ms"] for row in measured))
+    assert np.exp(np.mean(np.log(losses))) < 1.06, losses
+
+
 def test_the_generated_file_is_what_the_generator_writes() -> None:
     namespace: dict[str, object] = {"__name__": "generator"}
     exec((ROOT / "tools" / "generate_wgmma.py").read_text(), namespace)
     assert (CUDA / "wgmma_registers.cuh").read_text() == namespace["register_text"]()  # type: ignore[operator]
     assert {n for _, n, *_ in FORMS} == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
+
+
+SIZES = """
+#include <cstdio>
+#include "sm90_wgrad_layout.cuh"
+using namespace upconv;
+template <typename Operand, bool kPairs>
+void print() {
+  using Layout = wgrad::Shape<Operand, kPairs>;
+  for (int n : {32, 48, 64, 128})
+    std::printf("%d %d %d %d\\n", Layout::kElement, kPairs, n,
+                Layout::kVectors * Layout::vector_step(n));
+}
+int main() {
+  print<Tf32, false>(), print<Tf32, true>(), print<Bf16, false>(), print<Bf16, true>();
+  std::printf("%d\\n", wgrad::kHeaderBytes + wgrad::kSlackBytes);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_both_sides_agree_on_shared_memory(tmp_path: Path) -> None:
+    """The kernel computes places from its own constants, the planner from its own."""
+    (tmp_path / "sizes.cu").write_text(SIZES)
+    command = ["nvcc", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", f"-I{CUDA}"]
+    command += ["--expt-relaxed-constexpr", "-o", str(tmp_path / "sizes")]
+    subprocess.run([*command, str(tmp_path / "sizes.cu")], check=True, timeout=300)
+    *lines, fixed = subprocess.check_output([str(tmp_path / "sizes")], text=True).split("\n")[:-1]
+    assert int(fixed) == FIXED_BYTES
+    for line in lines:
+        element, pairs, n, unit_bytes = map(int, line.split())
+        form = Form(2, n, 1, 1, bool(pairs), element)
+        assert sm90_wgrad.unit_bytes(form) == unit_bytes, line
 
 
 @pytest.mark.slow
@@ -191,4 +258,7 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    assert max(spills) <= 64, report
+    # Three warpgroups with 96 sums each leave the producers 56 registers: 172 bytes, which the cost
+    # rule knows of ("crowded"). All other forms stay below 64.
+    assert max(spills) <= 192, report
+    assert sum(n > 64 for n in spills) <= 1, report

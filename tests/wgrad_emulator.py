@@ -178,7 +178,7 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
 
 
 def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
-    """The gradient [Cin, Cout of a group, tap]; taps that no run stores stay NaN, double ones are an error."""
+    """The gradient [Cin, Cout of a group, tap]; what no run stores is NaN, twice is an error."""
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)

@@ -46,6 +46,14 @@ GRADIENT_TRAFFIC = {"grad_input": 2.0, "grad_weight": 2.4}
 """The copies to channels_last and back, as a multiple of the least traffic."""
 
 
+GRADIENT_TILE, GRADIENT_MOST_WASTE = 64, 4.0
+"""The weight's gradient is computed in tiles of so many channels on either side: 32 channels take
+the time of 64. (24 layers: 16 channels cost no more than 32.)"""
+GROUPED_GRADIENT_TERAFLOPS = {"float32": 6.5, "small": 15.0}
+"""The weight's gradient with at most 16 channels a group: 5 to 6, and 11 to 13 with 16-bit types,
+over 2 layers."""
+
+
 def gradient_microseconds(problem: Problem) -> float:
     arithmetic, memory = _least(problem)
     kind = "float32" if problem.dtype == "float32" else "small"
@@ -55,7 +63,14 @@ def gradient_microseconds(problem: Problem) -> float:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
     share = GRADIENT[problem.direction][kind][0 if overlap else 1]
     copies = GRADIENT_TRAFFIC[problem.direction] * memory
-    return share * arithmetic + copies + CALL_MICROSECONDS
+    slow = 0.0
+    if problem.direction == "grad_weight":
+        channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
+        waste = prod(-(-c // GRADIENT_TILE) * GRADIENT_TILE / c for c in channels)
+        share *= min(waste, GRADIENT_MOST_WASTE)
+        if problem.groups > 1 and max(channels) <= 16:
+            slow = problem.flops / GROUPED_GRADIENT_TERAFLOPS[kind] / 1e6
+    return max(share * arithmetic + copies, slow) + CALL_MICROSECONDS
 
 
 def _least(problem: Problem) -> tuple[float, float]:

@@ -77,10 +77,22 @@ def points_of_copy(problem: Problem, form: Form) -> int:
     return max(max(copy_bytes(problem, form), 4) // form.point_bytes, 1)
 
 
+def jobs_of(problem: Problem, form: Form) -> list[Job]:
+    """The jobs of a form, with planes that start where copies may."""
+    contiguous = form.pairs or problem.stride[2] == 1
+    return jobs(problem, form, points_of_copy(problem, form) if contiguous else 1)
+
+
 def copy_input_bytes(problem: Problem) -> int:
     """Bytes of one copy of the input."""
     row = problem.in_size[2] * problem.element_bytes
     return next((size for size in (16, 8, 4) if row % size == 0), 2)
+
+
+def unit_bytes(form: Form) -> int:
+    """Shared memory of a unit of pixels of the input: vectors, spread over the banks."""
+    spare = 32 if form.pairs and form.element_bytes == 2 else 16
+    return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
 
 
 def chunks(
@@ -92,7 +104,6 @@ def chunks(
     planes = max(map(len, planes_of))
     extra = max(job.extra_rows for job in job_list)
     per_copy = points_of_copy(problem, form)
-    vectors = UNIT * problem.element_bytes // 16
     rows = min(up(problem.out_channels, WARP_ROWS), ROWS)
     images_there = problem.batch * problem.in_size[0]
     near = problem.in_channels * prod(problem.in_size) * 16 < INT
@@ -109,8 +120,7 @@ def chunks(
                 continue
             pitch = images * filled  # and so much more that rows fall into different banks
             pitch += (8 - pitch) % 16 if form.in_order else (4 - pitch) % 8
-            step = form.n * 16 + (32 if form.pairs and form.element_bytes == 2 else 16)
-            input_bytes = pixels // UNIT * vectors * step
+            input_bytes = pixels // UNIT * unit_bytes(form)
             plane_bytes = rows * pitch * form.point_bytes
             stage = up(input_bytes + planes * plane_bytes, 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
@@ -135,9 +145,8 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     planes = job.planes()
     copy, per_copy = copy_bytes(problem, form), points_of_copy(problem, form)
     strip = chunk.segment * form.spread
-    copies = passes(chunk.rows, chunk.images * strip // per_copy)
-    if chunk.filled > strip:
-        copies += passes(chunk.rows, chunk.images * (chunk.filled - strip) // per_copy)
+    parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
+    copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
     squares = not form.in_order and copy_input >= 8
@@ -168,6 +177,9 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         read=chunk.images * read,
         copies=copies + brought,
         rounded=words if squares or not small else 0,
+        places=len(planes) * len(parts_of_row),
+        starts=float(problem.in_size[1] == 1),
+        crowded=copies + brought if form.crowded else 0,
         waits=(copies if copy == 2 else 0) + (brought if copy_input == 2 else 0),
         spare=chunk.stages > job.extra_rows + 1 + chunk.lag,
     )
@@ -226,9 +238,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
     """Every legal plan of a 3-D problem, with its expected time."""
     for form in forms(problem):
-        contiguous = form.pairs or problem.stride[2] == 1
-        align = points_of_copy(problem, form) if contiguous else 1
-        job_list = jobs(problem, form, align)
+        job_list = jobs_of(problem, form)
         if len(job_list) > MAX_JOBS or max(len(job.planes()) for job in job_list) > MAX_PLANES:
             continue
         blocks = -(-problem.in_channels // form.n)

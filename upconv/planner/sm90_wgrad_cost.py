@@ -3,8 +3,9 @@
 The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200
 (`benchmarks/results/h200-wgrad-2026-11-15.jsonl`): each was timed whole, without its copies and
 without its products, which gives the two sides of the ring by themselves. The two overlap only in
-part, because they share the port of the shared memory: of the faster side half is felt, and nearly
-all of it where the ring has no slot to spare. The standard deviation of the whole is 13 %.
+part, because they share the port of the shared memory: of the faster side a third is felt, and
+three quarters of it where the ring has no slot to spare. The standard deviation of the whole is
+13 %.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ if TYPE_CHECKING:
     from .sm90_wgrad import Chunk
     from .sm90_wgrad_jobs import Form
 
-PRODUCER_CYCLES = {"copies": 8.40, "rounded": 14.07, "read": 0.0371, "chunk": 401.6}
+PRODUCER_CYCLES = {
+    "copies": 17.17,
+    "rounded": 39.4,
+    "read": 0.0284,
+    "places": 203.9,
+    "starts": 770.2,
+    "crowded": 49.8,
+    "chunk": 406.9,
+}
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
 CONSUMER_CYCLES = {
-    "tensor": 0.1514,
-    "batches": 313.0,
-    "windows": 0.0165,
-    "rounded": 25.5,
-    "chunk": 201.8,
+    "tensor": 0.5952,
+    "batches": 239.4,
+    "windows": 0.00415,
+    "rounded": 68.9,
+    "chunk": 551.9,
 }
-WAIT_CYCLES = 1200.0
-"""A pass of element loads through registers: the latency of memory (measured on kb69)."""
-SHADOW = {False: 0.9, True: 0.5}
+WAIT_CYCLES = 300.0
+"""A pass of element loads through registers, four on their way at a time (160 to 380 measured)."""
+SHADOW = {False: 0.77, True: 0.3}
 """Share of the faster side that is felt, without and with a slot to spare."""
 LAUNCH_MICROSECONDS = 12.0
 """Two launches, the first chunk, the last store."""
@@ -57,6 +66,12 @@ class ChunkWork:
     """Copies of a producer thread."""
     rounded: float
     """Words that a producer thread rounds."""
+    places: float
+    """Parts of planes for which a producer thread computes addresses."""
+    starts: float
+    """1 where every chunk is a unit of work of its own."""
+    crowded: float
+    """Copies of a producer thread that has too few registers."""
     waits: float
     """Element loads of a producer thread."""
     spare: bool

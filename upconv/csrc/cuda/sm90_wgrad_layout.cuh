@@ -27,7 +27,7 @@ struct Shape {
   // From one vector to the next. The 16 (32) bytes beyond N vectors spread over the banks what a
   // warp writes at a time: 32 words of a channel, 16 of two channels, or vectors in order.
   __host__ __device__ static constexpr int vector_step(int n) {
-    return n * 16 + (kPairs ? 32 : 16);
+    return n * 16 + (kPairs && kElement == 2 ? 32 : 16);
   }
 };
 
