@@ -99,7 +99,7 @@ def chunks(
     problem: Problem, form: Form, job_list: list[Job], hardware: Hardware
 ) -> Iterator[Chunk]:
     """Every chunk that the producers can bring and that fits shared memory."""
-    planes_of = [job.planes() for job in job_list]
+    planes_of = [job.planes for job in job_list]
     halo = max(job.halo(planes) for job, planes in zip(job_list, planes_of, strict=True))
     planes = max(map(len, planes_of))
     extra = max(job.extra_rows for job in job_list)
@@ -142,7 +142,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     element = problem.element_bytes
     small = element == 2
     units = chunk.pixels // UNIT
-    planes = job.planes()
+    planes = job.planes
     copy, per_copy = copy_bytes(problem, form), points_of_copy(problem, form)
     strip = chunk.segment * form.spread
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
@@ -239,7 +239,7 @@ def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[J
     """Every legal plan of a 3-D problem, with its expected time."""
     for form in forms(problem):
         job_list = jobs_of(problem, form)
-        if len(job_list) > MAX_JOBS or max(len(job.planes()) for job in job_list) > MAX_PLANES:
+        if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:
             continue
         blocks = -(-problem.in_channels // form.n)
         for chunk in chunks(problem, form, job_list, hardware):
@@ -292,7 +292,7 @@ def fields(
         "bands": split.bands,
         "strips": -(-problem.in_size[2] // chunk.segment),
         "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),
-        "planes": max(len(job.planes()) for job in job_list),
+        "planes": max(len(job.planes) for job in job_list),
         "stages": chunk.stages,
         "lag": chunk.lag,
         "input_bytes": chunk.input_bytes,
@@ -315,7 +315,7 @@ def record(
 
 
 def job_record(job: Job) -> list[int]:
-    planes, form = job.planes(), job.form
+    planes, form = job.planes, job.form
     result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers)]
     for plane in planes:
         result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start]

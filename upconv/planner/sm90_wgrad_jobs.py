@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from .problem import Problem
@@ -118,21 +119,23 @@ class Job:
     align: int
     """Planes start at multiples of so many points, so that copies of grad_output are wide."""
 
+    @cached_property
     def shares(self) -> list[Share]:
         return [share for products in self.consumers for product in products for share in product]
 
-    @property
+    @cached_property
     def shift_y(self) -> int:
-        return min(run.shift_y for _, run in self.shares())
+        return min(run.shift_y for _, run in self.shares)
 
-    @property
+    @cached_property
     def extra_rows(self) -> int:
-        return max(run.shift_y for _, run in self.shares()) - self.shift_y
+        return max(run.shift_y for _, run in self.shares) - self.shift_y
 
+    @cached_property
     def planes(self) -> list[Plane]:
         """Each share finds its points in one of them."""
         planes: list[Plane] = []
-        for channel, run in sorted(self.shares(), key=lambda share: share[1].shift_x):
+        for channel, run in sorted(self.shares, key=lambda share: share[1].shift_x):
             if self.place(planes, channel, run) is None:
                 start = run.shift_x // self.align * self.align
                 planes.append(Plane(*self._rows(channel, run), start))
@@ -153,7 +156,7 @@ class Job:
 
     def halo(self, planes: list[Plane]) -> int:
         """Points beyond the last column's first that its taps reach."""
-        places = [(self.place(planes, *share), share[1]) for share in self.shares()]
+        places = [(self.place(planes, *share), share[1]) for share in self.shares]
         return max(place[1] + run.count - 1 for place, run in places if place)
 
 
