@@ -4,7 +4,8 @@
 
 A line of the file is one tiling of one case: case, dt (dtype), cl (channels_last), ms, and the
 tiling (n, blocks, alternate, images, h, w, px = pixels of the tile, sb = channel blocks of a slice,
-folds, turn = slices of a turn). The constants belong into upconv/planner/sm90_cost.py.
+folds, turn = slices of a turn, boxes = channel blocks of a TMA box and boxes in their ring). The
+constants belong into upconv/planner/sm90_cost.py.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     load = Load.of(job_list, row["alternate"], row["sb"])
     units = prod(tile_counts(shape, area)) * load.groups
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
-    depth = (slices, row["turn"])
+    depth = (slices, row["turn"], *row["boxes"])
     work = unit_work(shape, load, job_list[0].interleave, form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 

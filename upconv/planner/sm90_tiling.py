@@ -78,7 +78,7 @@ class Tiling:
     job_groups: int
     tiles: tuple[int, int, int, int]
     cycles: float
-    bound: str
+    work: UnitWork
 
     @property
     def microseconds(self) -> float:
@@ -171,7 +171,7 @@ class Tiling:
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
             f"slots, {self.stages} weight stages, input by {copies}",
-            f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+            f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
 
@@ -310,7 +310,8 @@ def pipelines(
             continue
         for turn in turn_choices(form[2], load.most_visits * slices, slots, stages):
             if turn not in known:
-                known[turn] = timed(shape, load, interleave, form, area, (slices, turn), hardware)
+                depth = (slices, turn, *ring[0][2::2])
+                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
             work, cycles = known[turn]
             yield Tiling(
                 *form[:3],
@@ -324,7 +325,7 @@ def pipelines(
                 load.groups,
                 tiles,
                 cycles,
-                work.most,
+                work,
             )
 
 
@@ -355,14 +356,15 @@ def unit_work(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
-    of one plane do: it is loaded and multiplied by itself."""
+    of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
+    turn, channel blocks of a box, boxes in their ring."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, per_turn = depth
+    slices, per_turn, box_blocks, boxes = depth
     share = slices / load.groups
     unit_slices = load.visits * share
     outputs = task.outputs / units
@@ -381,6 +383,7 @@ def unit_work(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
+        starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
         turns=1 if alternate else turns,
         stored=stored,
         exposed=0.0 if per_turn else stored,
@@ -395,7 +398,7 @@ def timed(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""
