@@ -4,8 +4,8 @@
 
 A line of the file is one tiling of one case: case, dt (dtype), cl (channels_last), ms, and the
 tiling (n, blocks, alternate, images, h, w, px = pixels of the tile, sb = channel blocks of a slice,
-folds, turn_slots where a turn had more than one slice). The constants belong into
-upconv/planner/sm90_cost.py.
+folds, turn = slices of a turn, boxes = channel blocks of a TMA box and boxes in their ring). The
+constants belong into upconv/planner/sm90_cost.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     load = Load.of(job_list, row["alternate"], row["sb"])
     units = prod(tile_counts(shape, area)) * load.groups
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
-    depth = (slices, row.get("turn_slots", 1))
+    depth = (slices, row["turn"], *row["boxes"])
     work = unit_work(shape, load, job_list[0].interleave, form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 

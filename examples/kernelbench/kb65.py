@@ -1055,25 +1055,27 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 568 runs of 9 problems, of which those within
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 776 runs of 18 problems, of which those within
     # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 9 %. The terms add up because the stages of the
-    # pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
-    # one alone would count. A test compares the constants with the fit.
+    # deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
+    # the constants with the fit.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
     DRAM_BYTES = 18.4
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.341,
-        "placed": 0.0447,
-        "slices": 112.0,
-        "turns": 355.0,
-        "stored": 0.0236,
-        "segments": 4.95,
-        "weights": 0.0270,
-        "unit": 278.0,
+        "tensor": 0.3552,
+        "placed": 0.0256,
+        "slices": 275.8,
+        "starved": 49.85,
+        "turns": 487.4,
+        "stored": 0.0382,
+        "exposed": 0.0618,
+        "segments": 5.059,
+        "weights": 0.0257,
+        "unit": 0.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
     GATHER_FACTOR = 2.0
@@ -1095,10 +1097,14 @@ def _planner():
         placed: float
         """Bytes of the tile, margins included, written in its own layout."""
         slices: float
+        starved: float
+        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
         turns: float
         """Turns of the consumers at the tensor cores."""
         stored: float
         """Bytes written."""
+        exposed: float
+        """Of these, what is written while nobody multiplies."""
         segments: float
         """Pieces of output rows that are written in one go."""
         weights: float
@@ -1110,15 +1116,28 @@ def _planner():
             cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
             return {
                 "the tensor cores": cost["tensor"],
-                "filling the tile": cost["placed"] + cost["slices"],
+                "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
                 "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"] + cost["segments"],
+                "the stores": cost["stored"] + cost["exposed"] + cost["segments"],
                 "the weights": cost["weights"],
             }
 
         @property
         def cycles(self) -> float:
-            return sum(self.terms.values()) + CYCLES["unit"]
+            """The sum, without a dictionary: a plan asks it thousands of times."""
+            each = CYCLES
+            return (
+                each["tensor"] * self.tensor
+                + each["placed"] * self.placed
+                + each["slices"] * self.slices
+                + each["starved"] * self.starved
+                + each["turns"] * self.turns
+                + each["stored"] * self.stored
+                + each["exposed"] * self.exposed
+                + each["segments"] * self.segments
+                + each["weights"] * self.weights
+                + each["unit"]
+            )
 
         @property
         def most(self) -> str:
@@ -1178,12 +1197,13 @@ def _planner():
         slots: int
         stages: int
         turn_slices: int
+        """Slices of a consumer's turn at the tensor cores; 0 where none are taken."""
         box: tuple[int, int, int, int, int]
         """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
         job_groups: int
         tiles: tuple[int, int, int, int]
         cycles: float
-        bound: str
+        work: "UnitWork"
 
         @property
         def microseconds(self) -> float:
@@ -1276,7 +1296,7 @@ def _planner():
                 f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
                 f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
                 f"slots, {self.stages} weight stages, input by {copies}",
-                f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+                f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
             )
 
 
@@ -1407,28 +1427,31 @@ def _planner():
         slices = -(-total_blocks // slice_blocks)
         slot = slice_blocks * block_pitch(area) * 16
         room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
-        work, cycles, known = None, 0.0, 0
+        tiles = tile_counts(shape, area)
+        known: "dict[int, tuple[UnitWork, float]]" = {}
         for stages in (8, 6, 4):
             slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
             if slots < 2:
                 continue
-            if work is None or slots != known:
-                known = slots
-                work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
-            yield Tiling(
-                *form[:3],
-                area,
-                slice_blocks,
-                slices,
-                slots,
-                stages,
-                turn_slices(form[2], load.most_visits * slices, slots),
-                ring[0],
-                load.groups,
-                tile_counts(shape, area),
-                cycles,
-                work.most,
-            )
+            for turn in turn_choices(form[2], load.most_visits * slices, slots, stages):
+                if turn not in known:
+                    depth = (slices, turn, *ring[0][2::2])
+                    known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+                work, cycles = known[turn]
+                yield Tiling(
+                    *form[:3],
+                    area,
+                    slice_blocks,
+                    slices,
+                    slots,
+                    stages,
+                    turn,
+                    ring[0],
+                    load.groups,
+                    tiles,
+                    cycles,
+                    work,
+                )
 
 
     def tile_counts(shape: "Shape", area: "Area") -> tuple[int, int, int, int]:
@@ -1441,10 +1464,15 @@ def _planner():
         )
 
 
-    def turn_slices(alternate: bool, slices: int, slots: int) -> int:
-        """Slices of one turn: whole units where these alternate; else half of the ring, so that the
-        next turn's slices arrive during this one."""
-        return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
+    def turn_choices(alternate: bool, slices: int, slots: int, stages: int) -> tuple[int, ...]:
+        """Slices of one turn: whole units where these alternate. Else half of the ring, so that the
+        next turn's slices arrive during this one; or no turns (0), which suits long units: each
+        consumer issues while the other one's instructions run, but both store at the same time. Each
+        then keeps two weight blocks while it waits for the next, so that four would be too few."""
+        if alternate:
+            return (max(slices, 1),)
+        turn = max(min(slices, slots // 2), 1)
+        return (turn, 0) if stages > 4 else (turn,)
 
 
     def unit_work(
@@ -1453,14 +1481,15 @@ def _planner():
         interleave: bool,
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int],
+        depth: tuple[int, int, int, int],
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
-        of one plane do: it is loaded and multiplied by itself."""
+        of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
+        turn, channel blocks of a box, boxes in their ring."""
         task = shape.task
         n, _, alternate, slice_blocks = form
-        slices, slots = depth
+        slices, per_turn, box_blocks, boxes = depth
         share = slices / load.groups
         unit_slices = load.visits * share
         outputs = task.outputs / units
@@ -1473,14 +1502,16 @@ def _planner():
             stored *= SPREAD_STORE
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
-        per_turn = turn_slices(alternate, load.most_visits * slices, slots)
+        turns = 2 * -(-unit_slices // per_turn) if per_turn else 0
         gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
             slices=unit_slices,
-            turns=1 if alternate else 2 * -(-unit_slices // per_turn),
+            starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
+            turns=1 if alternate else turns,
             stored=stored,
+            exposed=0.0 if per_turn else stored,
             segments=segments,
             weights=load.steps * share * STAGE_BYTES,
         )
@@ -1492,7 +1523,7 @@ def _planner():
         interleave: bool,
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int],
+        depth: tuple[int, int, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
         """The work of a unit, and the cycles that the whole task should take."""
@@ -1779,7 +1810,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(raw_chunks)                                                                                  \
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
-  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(turn_slices)   /* slices of a consumer's turn at the tensor cores; 0: no turns are taken */  \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
@@ -1888,6 +1919,18 @@ __device__ __forceinline__ void barrier_init_fence() {
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Nothing where `on` is false; a predicate, not a branch.
+__device__ __forceinline__ void barrier_arrive_if(bool on, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "setp.ne.u32 on, %0, 0;\n"
+      "@on mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+      "}\n" ::"r"(static_cast<uint32_t>(on)),
+      "r"(barrier)
+      : "memory");
 }
 
 // Arrives once and makes the phase also wait for `bytes` of bulk copies.
@@ -2003,6 +2046,17 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
+// Nothing where `on` is false; a predicate, not a branch.
+__device__ __forceinline__ void store_shared_if(bool on, uint32_t address, uint4 v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "setp.ne.u32 on, %0, 0;\n"
+      "@on st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      "}\n" ::"r"(static_cast<uint32_t>(on)),
+      "r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }
@@ -2015,12 +2069,21 @@ __device__ __forceinline__ void store_shared(uint32_t address, unsigned short v)
 
 // --- numbers and registers -------------------------------------------------------------------
 
-// fp32 -> TF32, to nearest, ties away from zero. Feeding raw fp32 to the tensor core truncates: 3x
-// the error of PyTorch's own TF32 convolution.
+// fp32 -> TF32, to nearest, ties away from zero. The tensor core drops the low 13 bits by itself,
+// so that adding half of what they can hold is enough. (Without the addition: 3x the error of
+// PyTorch's own TF32 convolution.) Three integer instructions; cvt.rna.tf32 is four, of which a
+// compare and a select wait 13 cycles for each other. A NaN stays one: the magnitude stops at its
+// largest value.
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
-  return rounded;
+  return min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
+}
+
+// A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
+// parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
+// cannot.
+template <typename T>
+__device__ __forceinline__ T pinned(T value) {
+  return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
 template <int kRegisters>
@@ -2194,6 +2257,11 @@ struct Unit {
 
 __host__ __device__ inline int unit_count(const Sm90Params& p) {
   return p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x * p.conv_groups * p.job_groups;
+}
+
+// The job group of a unit.
+__device__ __forceinline__ int group_of(const Sm90Params& p, int unit) {
+  return p.job_groups > 1 ? unit % p.job_groups : 0;
 }
 
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
@@ -2548,11 +2616,8 @@ struct Consumer {
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
   __device__ __forceinline__ void retire(int step) {
-    if (issuer) {
-      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
-      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
-    }
-    __syncwarp();
+    ptx::barrier_arrive_if(issuer && (step & 0xff), shared.spent + 8 * (step & 0xff) - 8);
+    ptx::barrier_arrive_if(issuer && step >> 8, shared.emptied + 8 * (step >> 8) - 8);
   }
 
   // Waits for everything in flight and gives it back.
@@ -2569,8 +2634,9 @@ struct Consumer {
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(issuer, shared.turn + 8 * (1 - c));
     drain();
+    __syncwarp();
   }
 
   // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
@@ -2636,8 +2702,9 @@ struct Consumer {
       const int* pair = shared.pairs + (lists[j] >> 16);
       int left = lists[j] & 0xffff;
       for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
+      if (left == 0) continue;
+      if (left & 2) multiply<2>(d[j], tile, pair);
+      if (left & 1) multiply<1>(d[j], tile, pair + (left & 2));
     }
     uint32_t pairs = 0;
 #pragma unroll
@@ -2672,13 +2739,12 @@ struct Consumer {
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int count = min(p.turn_slices, left);
-      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, count);
-      left -= count;
+      const int rest = max(left - max(p.turn_slices, 1), 0);  // after this turn
+      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
-      begin_turn();
-      if (!count) keep_together();
-      for (int i = 0; i < count; ++i) {
+      if (p.turn_slices) begin_turn();
+      if (!left) keep_together();
+      for (; left > rest; --left) {
         multiply_slice(lists);
         if (++slice == p.slices) {
           slice = 0;
@@ -2686,9 +2752,10 @@ struct Consumer {
           load_lists(lists, visit);  // after the last plane: of nothing that is used
         }
       }
-      end_turn();
+      if (p.turn_slices) end_turn();
       if (c == 0) skip_stages(other_steps);
     } while (left);
+    drain();
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -2957,7 +3024,7 @@ struct Consumer {
 
   // Moves past a whole unit of the other consumer.
   __device__ __forceinline__ void skip_unit(int unit) {
-    const int group = unit % p.job_groups;
+    const int group = group_of(p, unit);
     skip_stages(p.job[group].steps);
     skip_slots(slices_of(p, group));
   }
@@ -2966,7 +3033,7 @@ struct Consumer {
     const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
     for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
       if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
-      const int group = unit % p.job_groups;
+      const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       store(job, Unit(p, unit));
@@ -3069,7 +3136,7 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
     } while (planes == 0);
@@ -3300,33 +3367,40 @@ namespace upconv {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
+  const int units, stages;
+  const uint32_t ring;
   int unit, stage = 0;
   uint32_t parity = 1;
   // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
   int slices = 0, slice = 0;
   const int* visit = nullptr;
-  int turn = 0;            // whose turn comes next
-  int left = 0;            // weight blocks of this turn
-  const uint4* source[2];  // what each consumer needs next
+  int turn = 0;  // whose turn comes next
+  int left = 0;  // weight blocks of this turn
+  // What each consumer needs next. Two pointers, not an array: that would lie in local memory.
+  const uint4 *first = nullptr, *second = nullptr;
 
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), unit(blockIdx.x) {
+      : p(p),
+        shared(shared),
+        units(ptx::pinned(unit_count(p))),
+        stages(ptx::pinned(p.stages)),
+        ring(ptx::pinned(shared.weights)),
+        unit(blockIdx.x) {
     begin_unit();
     find();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   __device__ __forceinline__ void begin_unit() {
-    const int group = unit % p.job_groups;
-    const int64_t first = static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const Sm90Job& job = p.job[job_of(p, group, c)];
-      source[c] = p.w + (first + job.weights) * (kStageBytes / 16);
-    }
+    const int group = group_of(p, unit);
+    const int64_t skipped =
+        p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
+    const Sm90Job& job = p.job[job_of(p, group, 0)];
+    first = p.w + (skipped + job.weights) * (kStageBytes / 16);
+    second = p.w + (skipped + p.job[job_of(p, group, 1)].weights) * (kStageBytes / 16);
     slices = slices_of(p, group);
     slice = 0;
-    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
+    visit = shared.visits + job.visit * kVisitWords;
   }
 
   // The next turn that has weights.
@@ -3337,7 +3411,7 @@ struct WeightFeed {
         begin_unit();
         continue;
       }
-      const int count = min(p.turn_slices, slices);
+      const int count = min(max(p.turn_slices, 1), slices);
       left = steps_in(p, visit, turn, slice, count);
       if (turn == 1) {
         slices -= count;
@@ -3351,11 +3425,12 @@ struct WeightFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    const uint4*& from = turn ? source[0] : source[1];  // `turn` is one ahead
     ptx::barrier_arrive_expect(full, kStageBytes);
-    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
-    from += kStageBytes / 16;
-    if (++stage == p.stages) stage = 0, parity ^= 1;
+    const uint4* from = turn ? first : second;  // `turn` is one ahead
+    ptx::bulk_copy(ring + stage * kStageBytes, from, kStageBytes, full);
+    first += turn ? kStageBytes / 16 : 0;
+    second += turn ? 0 : kStageBytes / 16;
+    if (++stage == stages) stage = 0, parity ^= 1;
     if (--left == 0) find();
   }
 };
@@ -3377,6 +3452,7 @@ struct BoxFeed {
   const Shared& shared;
   const CUtensorMap& map;
   const int block_channels;
+  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a box
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -3385,16 +3461,24 @@ struct BoxFeed {
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map, int block_channels)
-      : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
-    if (p.copy != kCopyBoxes) unit = unit_count(p);
+      : p(p),
+        shared(shared),
+        map(map),
+        block_channels(block_channels),
+        units(ptx::pinned(p.copy == kCopyBoxes ? unit_count(p) : 0)),
+        blocks(ptx::pinned(p.slices * p.slice_blocks)),
+        chunks(ptx::pinned(p.raw_chunks)),
+        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
+        chunk_bytes(ptx::pinned(p.raw_bytes)),
+        unit(blockIdx.x) {
     begin_unit();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   // From `unit` on, the first one that reads anything.
   __device__ __forceinline__ void begin_unit() {
     for (; live(); unit += gridDim.x) {
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
       if (planes) break;
@@ -3414,12 +3498,12 @@ struct BoxFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk;
-    ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
+    ptx::barrier_arrive_expect(full, bytes);
     const int channel = block * block_channels;
-    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, z, channel, image, full);
-    if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
+    ptx::box_copy(shared.raw + chunk * chunk_bytes, map, x, y, z, channel, image, full);
+    if (++chunk == chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
-    if (block < p.slices * p.slice_blocks) return;
+    if (block < blocks) return;
     block = 0;
     if (--planes) {
       visit += kVisitWords;
@@ -3457,16 +3541,25 @@ struct BoxLoader {
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
-  const uint32_t channel_step;  // bytes
-  int places;                   // of this thread
-  int source[kMost];            // bytes into the box, -1: zeros
+  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const int raw_blocks;
+  // Every thread has as many places; those past the tile are read anywhere and not written, those
+  // that pad it to 4 pixels are written and never used.
+  int source[kMost];  // bytes into the box
+
+  __device__ __forceinline__ static int places(const Sm90Params& p) {
+    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
+  }
 
   __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), channel_step(p.raw_w * p.raw_h * sizeof(Element)), places(0) {
+      : p(p),
+        shared(shared),
+        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
+        block_step(ptx::pinned(p.block_pitch * 16)),
+        raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      if (pixel < p.pixels) places = i + 1;
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
@@ -3474,126 +3567,140 @@ struct BoxLoader {
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
       const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
                      static_cast<int>(sizeof(Element));
-      source[i] = lane < p.lanes ? at : -1;
+      source[i] = lane < p.lanes ? at : 0;
     }
   }
 
   // One pixel, or two of 16 bits, of every channel at one place of the box.
-  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t from) const {
 #pragma unroll
-    for (int c = 0; c < kE; ++c) {
-      v[c] = 0;
+    for (int c = 0; c < kE; ++c, from += channel_step) {
       if constexpr (kStep) {
-        unsigned short low = 0, high = 0;
-        const uint32_t from = box + at + c * channel_step;
-        if (at >= 0) ptx::load_shared(low, from);
-        if (at >= 0) ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        unsigned short low, high;
+        ptx::load_shared(low, from);
+        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
         v[c] = low | static_cast<uint32_t>(high) << 16;
       } else {
-        if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+        ptx::load_shared(v[c], from);
       }
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i) const {
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
+                                        bool on) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
-      ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
-                                           Operand::prepare(v[2]), Operand::prepare(v[3])));
+      ptx::store_shared_if(on, target,
+                           make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
+                                      Operand::prepare(v[2]), Operand::prepare(v[3])));
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;
 #pragma unroll
       for (uint32_t k = 0; k < 2; ++k) {
         const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
-        ptx::store_shared(target + (k ^ odd) * 16,
-                          make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
-                                     __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+        ptx::store_shared_if(
+            on, target + (k ^ odd) * 16,
+            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
       }
     }
   }
 
-  // kBlocks channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
-  // overlap; 2 where a place takes two reads.
+  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
+  // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t target) const {
-    static_assert(kBlocks * kPlaces == (kStep ? 2 : 4), "registers");
-    uint32_t v[kBlocks][kPlaces][kE];
+  __device__ __forceinline__ void place(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kRoom = (kStep ? 16 : 32) / kE / kBlocks;
+    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
 #pragma unroll
-    for (int first = 0; first < kMost; first += kPlaces) {
-      if (first >= places) break;
+    for (int first = 0; first < kPlaces; first += kTogether) {
+      uint32_t v[kBlocks][kTogether][kE];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          read(v[b][i - first], box + b * kE * channel_step + source[i]);
         }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            write(v[b][i], target + b * p.block_pitch * 16, first + i);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
         }
     }
   }
 
-  // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target) const {
-    const int blocks = kStep || places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
-    for (int i = 0; i < p.raw_blocks; i += blocks) {
-      if constexpr (kStep) {
-        place<1, 2>(box, target);
-      } else if (blocks == 1) {
-        place<1, 4>(box, target);
-      } else if (blocks == 2) {
-        place<2, 2>(box, target);
-      } else {
-        place<4, 1>(box, target);
-      }
-      box += blocks * kE * channel_step;
-      target += blocks * p.block_pitch * 16;
+  // All channel blocks of a box, several at a time where a thread has few places.
+  template <int kPlaces>
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kBlocks = kStep || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
+    int left = raw_blocks;
+    for (; left >= kBlocks; left -= kBlocks) {
+      place<kBlocks, kPlaces>(box, target, last);
+      box += kBlocks * kE * channel_step;
+      target += kBlocks * block_step;
+    }
+    for (; kBlocks > 1 && left > 0; --left) {
+      place<1, kPlaces>(box, target, last);
+      box += kE * channel_step;
+      target += block_step;
     }
   }
 
+  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
+  // place cost more than its reads.
+  template <int kPlaces>
   __device__ __forceinline__ void run() const {
     int chunk = 0, slot = 0;
     uint32_t chunk_parity = 0, slot_parity = 1;
     const bool speaker = threadIdx.x % 32 == 0;
-    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
+    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
+    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
+    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       const int* visit = shared.visits + job.visit * kVisitWords;
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
         const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
         for (int slices = p.slices; slices > 0; --slices) {
           ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
           uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+          for (int box = boxes; box > 0; --box) {
             ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * p.raw_bytes + phase, target);
-            target += p.raw_blocks * p.block_pitch * 16;
+            place_box<kPlaces>(shared.raw + chunk * chunk_bytes + phase, target, last);
+            target += raw_blocks * block_step;
             __syncwarp();
             if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
           }
           ptx::fence_async_proxy();
           __syncwarp();
           if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+          if (++slot == slots) slot = 0, slot_parity ^= 1;
         }
       }
     }
   }
 };
 
+template <typename Loader, int kPlaces = 1>
+__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
+  if (Loader::places(p) == kPlaces) {
+    loader.template run<kPlaces>();
+  } else if constexpr (kPlaces < Loader::kMost) {
+    run_loader<Loader, kPlaces + 1>(p, loader);
+  }
+}
+
 template <typename Operand>
 __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
   if constexpr (sizeof(typename Operand::Element) == 2) {
-    if (p.in_step_x > 1) return BoxLoader<Operand, true>(p, shared).run();
+    if (p.in_step_x > 1) return run_loader(p, BoxLoader<Operand, true>(p, shared));
   }
-  BoxLoader<Operand, false>(p, shared).run();
+  run_loader(p, BoxLoader<Operand, false>(p, shared));
 }
 
 }  // namespace upconv

@@ -44,6 +44,9 @@ inline void barrier_arrive(uint32_t at) {
   --barrier.pending;
   barrier.settle();
 }
+inline void barrier_arrive_if(bool on, uint32_t at) {
+  if (on) barrier_arrive(at);
+}
 inline void barrier_arrive_expect(uint32_t at, uint32_t bytes) {
   barriers.at(at).bytes += bytes;
   barrier_arrive(at);
@@ -93,6 +96,9 @@ void load_shared(T& v, uint32_t at) {
 template <typename T>
 void store_shared(uint32_t at, T v) {
   std::memcpy(shared_pointer(at, sizeof(T)), &v, sizeof(T));
+}
+inline void store_shared_if(bool on, uint32_t at, uint4 v) {
+  if (on) store_shared(at, v);
 }
 inline void fence_async_proxy() {}
 

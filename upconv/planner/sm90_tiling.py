@@ -72,12 +72,13 @@ class Tiling:
     slots: int
     stages: int
     turn_slices: int
+    """Slices of a consumer's turn at the tensor cores; 0 where none are taken."""
     box: tuple[int, int, int, int, int]
     """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
     job_groups: int
     tiles: tuple[int, int, int, int]
     cycles: float
-    bound: str
+    work: UnitWork
 
     @property
     def microseconds(self) -> float:
@@ -170,7 +171,7 @@ class Tiling:
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
             f"slots, {self.stages} weight stages, input by {copies}",
-            f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+            f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
 
@@ -301,28 +302,31 @@ def pipelines(
     slices = -(-total_blocks // slice_blocks)
     slot = slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
-    work, cycles, known = None, 0.0, 0
+    tiles = tile_counts(shape, area)
+    known: dict[int, tuple[UnitWork, float]] = {}
     for stages in (8, 6, 4):
         slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
         if slots < 2:
             continue
-        if work is None or slots != known:
-            known = slots
-            work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
-        yield Tiling(
-            *form[:3],
-            area,
-            slice_blocks,
-            slices,
-            slots,
-            stages,
-            turn_slices(form[2], load.most_visits * slices, slots),
-            ring[0],
-            load.groups,
-            tile_counts(shape, area),
-            cycles,
-            work.most,
-        )
+        for turn in turn_choices(form[2], load.most_visits * slices, slots, stages):
+            if turn not in known:
+                depth = (slices, turn, *ring[0][2::2])
+                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+            work, cycles = known[turn]
+            yield Tiling(
+                *form[:3],
+                area,
+                slice_blocks,
+                slices,
+                slots,
+                stages,
+                turn,
+                ring[0],
+                load.groups,
+                tiles,
+                cycles,
+                work,
+            )
 
 
 def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
@@ -335,10 +339,15 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
     )
 
 
-def turn_slices(alternate: bool, slices: int, slots: int) -> int:
-    """Slices of one turn: whole units where these alternate; else half of the ring, so that the
-    next turn's slices arrive during this one."""
-    return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
+def turn_choices(alternate: bool, slices: int, slots: int, stages: int) -> tuple[int, ...]:
+    """Slices of one turn: whole units where these alternate. Else half of the ring, so that the
+    next turn's slices arrive during this one; or no turns (0), which suits long units: each
+    consumer issues while the other one's instructions run, but both store at the same time. Each
+    then keeps two weight blocks while it waits for the next, so that four would be too few."""
+    if alternate:
+        return (max(slices, 1),)
+    turn = max(min(slices, slots // 2), 1)
+    return (turn, 0) if stages > 4 else (turn,)
 
 
 def unit_work(
@@ -347,14 +356,15 @@ def unit_work(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
-    of one plane do: it is loaded and multiplied by itself."""
+    of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
+    turn, channel blocks of a box, boxes in their ring."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, slots = depth
+    slices, per_turn, box_blocks, boxes = depth
     share = slices / load.groups
     unit_slices = load.visits * share
     outputs = task.outputs / units
@@ -367,14 +377,16 @@ def unit_work(
         stored *= SPREAD_STORE
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
-    per_turn = turn_slices(alternate, load.most_visits * slices, slots)
+    turns = 2 * -(-unit_slices // per_turn) if per_turn else 0
     gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
-        turns=1 if alternate else 2 * -(-unit_slices // per_turn),
+        starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
+        turns=1 if alternate else turns,
         stored=stored,
+        exposed=0.0 if per_turn else stored,
         segments=segments,
         weights=load.steps * share * STAGE_BYTES,
     )
@@ -386,7 +398,7 @@ def timed(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""

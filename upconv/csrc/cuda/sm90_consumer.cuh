@@ -58,11 +58,8 @@ struct Consumer {
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
   __device__ __forceinline__ void retire(int step) {
-    if (issuer) {
-      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
-      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
-    }
-    __syncwarp();
+    ptx::barrier_arrive_if(issuer && (step & 0xff), shared.spent + 8 * (step & 0xff) - 8);
+    ptx::barrier_arrive_if(issuer && step >> 8, shared.emptied + 8 * (step >> 8) - 8);
   }
 
   // Waits for everything in flight and gives it back.
@@ -79,8 +76,9 @@ struct Consumer {
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(issuer, shared.turn + 8 * (1 - c));
     drain();
+    __syncwarp();
   }
 
   // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
@@ -146,8 +144,9 @@ struct Consumer {
       const int* pair = shared.pairs + (lists[j] >> 16);
       int left = lists[j] & 0xffff;
       for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
+      if (left == 0) continue;
+      if (left & 2) multiply<2>(d[j], tile, pair);
+      if (left & 1) multiply<1>(d[j], tile, pair + (left & 2));
     }
     uint32_t pairs = 0;
 #pragma unroll
@@ -182,10 +181,10 @@ struct Consumer {
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int rest = max(left - p.turn_slices, 0);  // after this turn
+      const int rest = max(left - max(p.turn_slices, 1), 0);  // after this turn
       const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
-      begin_turn();
+      if (p.turn_slices) begin_turn();
       if (!left) keep_together();
       for (; left > rest; --left) {
         multiply_slice(lists);
@@ -195,9 +194,10 @@ struct Consumer {
           load_lists(lists, visit);  // after the last plane: of nothing that is used
         }
       }
-      end_turn();
+      if (p.turn_slices) end_turn();
       if (c == 0) skip_stages(other_steps);
     } while (left);
+    drain();
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -457,10 +457,16 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
-    } else {
+    if (!job.interleave) {
       store_each(job, where);
+    } else if constexpr (MB == 2) {
+      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+    } else {
+      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      if constexpr (MB == 1) {
+        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      }
+      store_contiguous<0, MB, 8, 0>(job, where);
     }
   }
 
