@@ -10,11 +10,12 @@ namespace upconv {
 
 // Every form the planner may ask for: (C, N, G, T, pairs). FORMS in upconv/planner/sm90_wgrad.py
 // is the same list.
-#define UPCONV_WGRAD_FORMS(X)                                                                   \
-  X(2, 64, 1, 4, 0)                                                                             \
-  X(3, 64, 1, 3, 0) X(2, 64, 2, 2, 0) X(2, 128, 2, 1, 0) X(2, 64, 4, 1, 0) X(3, 32, 1, 4, 0)    \
-      X(2, 32, 2, 3, 0) X(3, 32, 3, 1, 0) X(3, 48, 1, 3, 0) X(2, 64, 1, 4, 1) X(2, 64, 2, 2, 1) \
-          X(2, 128, 1, 2, 1) X(2, 128, 2, 1, 1)
+// clang-format off
+#define UPCONV_WGRAD_FORMS(X)                                                                  \
+  X(2, 64, 1, 4, 0) X(3, 64, 1, 3, 0) X(2, 64, 2, 2, 0) X(2, 128, 2, 1, 0) X(2, 64, 4, 1, 0)   \
+  X(3, 32, 1, 4, 0) X(2, 32, 2, 3, 0) X(3, 32, 3, 1, 0) X(3, 48, 1, 3, 0)                      \
+  X(2, 64, 1, 4, 1) X(2, 64, 2, 2, 1) X(2, 128, 1, 2, 1) X(2, 128, 2, 1, 1)
+// clang-format on
 
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
