@@ -1055,7 +1055,7 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 776 runs of 18 problems, of which those within
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 812 runs of 36 problems, of which those within
     # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
     # deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
     # and wait for each other; where they overlap fully the largest one alone would count. A test compares
@@ -1066,15 +1066,15 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.3552,
-        "placed": 0.0256,
-        "slices": 275.8,
-        "starved": 49.85,
-        "turns": 487.4,
-        "stored": 0.0382,
-        "exposed": 0.0618,
-        "segments": 5.059,
-        "weights": 0.0257,
+        "tensor": 0.3268,
+        "placed": 0.0238,
+        "slices": 266.2,
+        "starved": 54.65,
+        "turns": 505.0,
+        "stored": 0.0440,
+        "exposed": 0.0738,
+        "segments": 5.066,
+        "weights": 0.0264,
         "unit": 0.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
@@ -3015,10 +3015,16 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
-    } else {
+    if (!job.interleave) {
       store_each(job, where);
+    } else if constexpr (MB == 2) {
+      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+    } else {
+      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      if constexpr (MB == 1) {
+        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      }
+      store_contiguous<0, MB, 8, 0>(job, where);
     }
   }
 
