@@ -163,16 +163,6 @@ def test_jobs_without_products_keep_up(library: ctypes.CDLL, name: str, seed: in
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)
 
 
-@pytest.mark.parametrize("name", IDLE)
-def test_consumers_that_take_no_turns_keep_up(library: ctypes.CDLL, name: str) -> None:
-    """Nothing but the rings holds them together then, also where one has nothing to multiply."""
-    problem, _ = IDLE[name]
-    chosen = [found for found in tilings(TASKS["forward"](problem)) if not found[2].turn_slices]
-    assert all(found[2].stages > 4 for found in chosen)
-    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
-        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [40, 150])
 def test_the_only_width_phase_with_taps_is_stored_with_the_other(
