@@ -83,7 +83,6 @@ class Block:
         self.stages = Ring(plan.stages, 1, 1)
         self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
         self.turn = [Barrier(1), Barrier(1)]
-        self.per_turn = max(plan.turn_slices, 1)  # 0: no turns are taken
         self.done = [0, 0]
 
     def job(self, unit: int, c: int) -> int:
@@ -107,9 +106,9 @@ class Block:
             slices = self.slices(unit)
             tile = unit // self.plan.job_groups
             sent = [0, 0]
-            for first in range(0, len(slices), self.per_turn):
+            for first in range(0, len(slices), self.plan.turn_slices):
                 for c in (0,) if self.plan.alternate else (0, 1):
-                    for visit, _ in slices[first : first + self.per_turn]:
+                    for visit, _ in slices[first : first + self.plan.turn_slices]:
                         for _ in range(self.steps(visit, c)):
                             yield self._free(place)
                             self.stages.holds[place.at] = (tile, self.job(unit, c), sent[c])
@@ -151,17 +150,16 @@ class Block:
                 slot.skip(len(slices))
                 continue
             sent = first = 0
-            flight: list[list[Barrier]] = []
             while True:
-                turn = slices[first : first + self.per_turn]
+                turn = slices[first : first + self.plan.turn_slices]
                 other = 0
                 if not self.plan.alternate:
                     other = sum(self.steps(visit, 1 - c) for visit, _ in turn)
                 stage.skip(other if c == 1 else 0)
-                if self.plan.turn_slices:
-                    wanted = parity
-                    yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
-                    parity ^= 1
+                wanted = parity
+                yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
+                parity ^= 1
+                flight: list[list[Barrier]] = []
                 for slice_ in turn:
                     if not self._full(slot)():
                         self._retire(flight, 0)
@@ -180,14 +178,12 @@ class Block:
                     else:
                         self.slots.free[slot.at].arrive()
                     slot.skip()
-                if self.plan.turn_slices:
-                    self.turn[1 - c].arrive()
-                    self._retire(flight, 0)
+                self.turn[1 - c].arrive()
+                self._retire(flight, 0)
                 stage.skip(other if c == 0 else 0)
                 first += len(turn)
                 if first >= len(slices):
                     break
-            self._retire(flight, 0)
             assert sent == self.plan.jobs[job]["steps"]
             self.done[c] += 1
 

@@ -161,3 +161,19 @@ def test_jobs_without_products_keep_up(library: ctypes.CDLL, name: str, seed: in
     assert chosen
     for shape, job_list, tiling in chosen:
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [40, 150])
+def test_the_only_width_phase_with_taps_is_stored_with_the_other(
+    library: ctypes.CDLL, width: int, dtype: str
+) -> None:
+    """Stride 2 and dilation 2: every second column is the bias alone."""
+    problem = Problem.of(2, 16, 24, (3, width), 3, 2, 1, 0, 2, dtype=dtype, tf32=True)
+    chosen = [
+        found
+        for found in tilings(TASKS["forward"](problem))
+        if found[2].blocks == 1 and found[1][0].interleave
+    ]
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)

@@ -274,6 +274,11 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     assert widths == set(namespace["WIDTHS"])  # type: ignore[call-overload]
 
 
+def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
+    work = sm90_cost.UnitWork(*range(1, 1 + len(sm90_cost.UnitWork.__dataclass_fields__)))
+    assert work.cycles == pytest.approx(sum(work.terms.values()) + sm90_cost.CYCLES["unit"])
+
+
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     namespace: dict[str, Any] = {
         "__name__": "fit",

@@ -1057,7 +1057,7 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 776 runs of 18 problems, of which those within
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 779 runs of 36 problems, of which those within
     # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
     # deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
     # and wait for each other; where they overlap fully the largest one alone would count. A test compares
@@ -1068,15 +1068,14 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.3552,
-        "placed": 0.0256,
-        "slices": 275.8,
-        "starved": 49.85,
-        "turns": 487.4,
-        "stored": 0.0382,
-        "exposed": 0.0618,
-        "segments": 5.059,
-        "weights": 0.0257,
+        "tensor": 0.3105,
+        "placed": 0.0235,
+        "slices": 256.3,
+        "starved": 57.46,
+        "turns": 501.3,
+        "stored": 0.0436,
+        "segments": 5.117,
+        "weights": 0.0277,
         "unit": 0.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
@@ -1105,8 +1104,6 @@ def _planner():
         """Turns of the consumers at the tensor cores."""
         stored: float
         """Bytes written."""
-        exposed: float
-        """Of these, what is written while nobody multiplies."""
         segments: float
         """Pieces of output rows that are written in one go."""
         weights: float
@@ -1120,7 +1117,7 @@ def _planner():
                 "the tensor cores": cost["tensor"],
                 "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
                 "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"] + cost["exposed"] + cost["segments"],
+                "the stores": cost["stored"] + cost["segments"],
                 "the weights": cost["weights"],
             }
 
@@ -1135,7 +1132,6 @@ def _planner():
                 + each["starved"] * self.starved
                 + each["turns"] * self.turns
                 + each["stored"] * self.stored
-                + each["exposed"] * self.exposed
                 + each["segments"] * self.segments
                 + each["weights"] * self.weights
                 + each["unit"]
@@ -1199,7 +1195,6 @@ def _planner():
         slots: int
         stages: int
         turn_slices: int
-        """Slices of a consumer's turn at the tensor cores; 0 where none are taken."""
         box: tuple[int, int, int, int, int]
         """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
         job_groups: int
@@ -1435,25 +1430,25 @@ def _planner():
             slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
             if slots < 2:
                 continue
-            for turn in turn_choices(form[2], load.most_visits * slices, slots, stages):
-                if turn not in known:
-                    depth = (slices, turn, *ring[0][2::2])
-                    known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
-                work, cycles = known[turn]
-                yield Tiling(
-                    *form[:3],
-                    area,
-                    slice_blocks,
-                    slices,
-                    slots,
-                    stages,
-                    turn,
-                    ring[0],
-                    load.groups,
-                    tiles,
-                    cycles,
-                    work,
-                )
+            turn = turn_slices(form[2], load.most_visits * slices, slots)
+            if turn not in known:
+                depth = (slices, turn, *ring[0][2::2])
+                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+            work, cycles = known[turn]
+            yield Tiling(
+                *form[:3],
+                area,
+                slice_blocks,
+                slices,
+                slots,
+                stages,
+                turn,
+                ring[0],
+                load.groups,
+                tiles,
+                cycles,
+                work,
+            )
 
 
     def tile_counts(shape: "Shape", area: "Area") -> tuple[int, int, int, int]:
@@ -1466,15 +1461,10 @@ def _planner():
         )
 
 
-    def turn_choices(alternate: bool, slices: int, slots: int, stages: int) -> tuple[int, ...]:
-        """Slices of one turn: whole units where these alternate. Else half of the ring, so that the
-        next turn's slices arrive during this one; or no turns (0), which suits long units: each
-        consumer issues while the other one's instructions run, but both store at the same time. Each
-        then keeps two weight blocks while it waits for the next, so that four would be too few."""
-        if alternate:
-            return (max(slices, 1),)
-        turn = max(min(slices, slots // 2), 1)
-        return (turn, 0) if stages > 4 else (turn,)
+    def turn_slices(alternate: bool, slices: int, slots: int) -> int:
+        """Slices of one turn: whole units where these alternate; else half of the ring, so that the
+        next turn's slices arrive during this one."""
+        return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
     def unit_work(
@@ -1504,16 +1494,14 @@ def _planner():
             stored *= SPREAD_STORE
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
-        turns = 2 * -(-unit_slices // per_turn) if per_turn else 0
         gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
             slices=unit_slices,
             starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
-            turns=1 if alternate else turns,
+            turns=1 if alternate else 2 * -(-unit_slices // per_turn),
             stored=stored,
-            exposed=0.0 if per_turn else stored,
             segments=segments,
             weights=load.steps * share * STAGE_BYTES,
         )
@@ -1812,7 +1800,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(raw_chunks)                                                                                  \
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
-  X(turn_slices)   /* slices of a consumer's turn at the tensor cores; 0: no turns are taken */  \
+  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
@@ -2741,10 +2729,10 @@ struct Consumer {
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int rest = max(left - max(p.turn_slices, 1), 0);  // after this turn
+      const int rest = max(left - p.turn_slices, 0);  // after this turn
       const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
-      if (p.turn_slices) begin_turn();
+      begin_turn();
       if (!left) keep_together();
       for (; left > rest; --left) {
         multiply_slice(lists);
@@ -2754,10 +2742,9 @@ struct Consumer {
           load_lists(lists, visit);  // after the last plane: of nothing that is used
         }
       }
-      if (p.turn_slices) end_turn();
+      end_turn();
       if (c == 0) skip_stages(other_steps);
     } while (left);
-    drain();
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
@@ -3017,10 +3004,16 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
-    } else {
+    if (!job.interleave) {
       store_each(job, where);
+    } else if constexpr (MB == 2) {
+      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+    } else {
+      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      if constexpr (MB == 1) {
+        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      }
+      store_contiguous<0, MB, 8, 0>(job, where);
     }
   }
 
@@ -3413,7 +3406,7 @@ struct WeightFeed {
         begin_unit();
         continue;
       }
-      const int count = min(max(p.turn_slices, 1), slices);
+      const int count = min(p.turn_slices, slices);
       left = steps_in(p, visit, turn, slice, count);
       if (turn == 1) {
         slices -= count;

@@ -113,7 +113,8 @@ template <int>
 void take_registers() {}
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
 inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgroup issue together
-inline void wgmma_commit() {}
+// A WGMMA is the four warps' together: it is over for one when it is over for all of them.
+inline void wgmma_commit() { warpgroup_sync(0); }
 template <int>
 void wgmma_wait() {}
 inline void keep_after_wait(float&) {}

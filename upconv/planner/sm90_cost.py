@@ -1,7 +1,7 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
 The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 812 runs of 36 problems, of which those within
+(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 779 runs of 36 problems, of which those within
 1.4x of their problem's best count), by least squares with non-negative terms; the standard
 deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
 and wait for each other; where they overlap fully the largest one alone would count. A test compares
@@ -18,15 +18,14 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "tensor": 0.3268,
-    "placed": 0.0238,
-    "slices": 266.2,
-    "starved": 54.65,
-    "turns": 505.0,
-    "stored": 0.0440,
-    "exposed": 0.0738,
-    "segments": 5.066,
-    "weights": 0.0264,
+    "tensor": 0.3105,
+    "placed": 0.0235,
+    "slices": 256.3,
+    "starved": 57.46,
+    "turns": 501.3,
+    "stored": 0.0436,
+    "segments": 5.117,
+    "weights": 0.0277,
     "unit": 0.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
@@ -55,8 +54,6 @@ class UnitWork:
     """Turns of the consumers at the tensor cores."""
     stored: float
     """Bytes written."""
-    exposed: float
-    """Of these, what is written while nobody multiplies."""
     segments: float
     """Pieces of output rows that are written in one go."""
     weights: float
@@ -70,7 +67,7 @@ class UnitWork:
             "the tensor cores": cost["tensor"],
             "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
             "turns of the consumers": cost["turns"],
-            "the stores": cost["stored"] + cost["exposed"] + cost["segments"],
+            "the stores": cost["stored"] + cost["segments"],
             "the weights": cost["weights"],
         }
 
@@ -85,7 +82,6 @@ class UnitWork:
             + each["starved"] * self.starved
             + each["turns"] * self.turns
             + each["stored"] * self.stored
-            + each["exposed"] * self.exposed
             + each["segments"] * self.segments
             + each["weights"] * self.weights
             + each["unit"]

@@ -72,7 +72,6 @@ class Tiling:
     slots: int
     stages: int
     turn_slices: int
-    """Slices of a consumer's turn at the tensor cores; 0 where none are taken."""
     box: tuple[int, int, int, int, int]
     """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
     job_groups: int
@@ -308,25 +307,25 @@ def pipelines(
         slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
         if slots < 2:
             continue
-        for turn in turn_choices(form[2], load.most_visits * slices, slots, stages):
-            if turn not in known:
-                depth = (slices, turn, *ring[0][2::2])
-                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
-            work, cycles = known[turn]
-            yield Tiling(
-                *form[:3],
-                area,
-                slice_blocks,
-                slices,
-                slots,
-                stages,
-                turn,
-                ring[0],
-                load.groups,
-                tiles,
-                cycles,
-                work,
-            )
+        turn = turn_slices(form[2], load.most_visits * slices, slots)
+        if turn not in known:
+            depth = (slices, turn, *ring[0][2::2])
+            known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+        work, cycles = known[turn]
+        yield Tiling(
+            *form[:3],
+            area,
+            slice_blocks,
+            slices,
+            slots,
+            stages,
+            turn,
+            ring[0],
+            load.groups,
+            tiles,
+            cycles,
+            work,
+        )
 
 
 def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
@@ -339,15 +338,10 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
     )
 
 
-def turn_choices(alternate: bool, slices: int, slots: int, stages: int) -> tuple[int, ...]:
-    """Slices of one turn: whole units where these alternate. Else half of the ring, so that the
-    next turn's slices arrive during this one; or no turns (0), which suits long units: each
-    consumer issues while the other one's instructions run, but both store at the same time. Each
-    then keeps two weight blocks while it waits for the next, so that four would be too few."""
-    if alternate:
-        return (max(slices, 1),)
-    turn = max(min(slices, slots // 2), 1)
-    return (turn, 0) if stages > 4 else (turn,)
+def turn_slices(alternate: bool, slices: int, slots: int) -> int:
+    """Slices of one turn: whole units where these alternate; else half of the ring, so that the
+    next turn's slices arrive during this one."""
+    return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
 def unit_work(
@@ -377,16 +371,14 @@ def unit_work(
         stored *= SPREAD_STORE
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
-    turns = 2 * -(-unit_slices // per_turn) if per_turn else 0
     gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
         starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
-        turns=1 if alternate else turns,
+        turns=1 if alternate else 2 * -(-unit_slices // per_turn),
         stored=stored,
-        exposed=0.0 if per_turn else stored,
         segments=segments,
         weights=load.steps * share * STAGE_BYTES,
     )

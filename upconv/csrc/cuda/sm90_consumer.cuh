@@ -181,10 +181,10 @@ struct Consumer {
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int rest = max(left - max(p.turn_slices, 1), 0);  // after this turn
+      const int rest = max(left - p.turn_slices, 0);  // after this turn
       const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
-      if (p.turn_slices) begin_turn();
+      begin_turn();
       if (!left) keep_together();
       for (; left > rest; --left) {
         multiply_slice(lists);
@@ -194,10 +194,9 @@ struct Consumer {
           load_lists(lists, visit);  // after the last plane: of nothing that is used
         }
       }
-      if (p.turn_slices) end_turn();
+      end_turn();
       if (c == 0) skip_stages(other_steps);
     } while (left);
-    drain();
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll

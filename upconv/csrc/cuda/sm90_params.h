@@ -64,7 +64,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(raw_chunks)                                                                                  \
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
-  X(turn_slices)   /* slices of a consumer's turn at the tensor cores; 0: no turns are taken */  \
+  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \

@@ -55,7 +55,7 @@ struct WeightFeed {
         begin_unit();
         continue;
       }
-      const int count = min(max(p.turn_slices, 1), slices);
+      const int count = min(p.turn_slices, slices);
       left = steps_in(p, visit, turn, slice, count);
       if (turn == 1) {
         slices -= count;
