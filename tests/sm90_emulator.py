@@ -35,7 +35,12 @@ class Plan:
             for _ in range(self.field["kinds"])
         ]
         self.pairs = [
-            {"offset": next(values), "block": next(values), "tap": take(folds)}
+            {
+                "offset": next(values),
+                "block": next(values),
+                "tail": next(values),
+                "tap": take(folds),
+            }
             for _ in range(self.field["pairs"])
         ]
         self.visits = [
@@ -60,6 +65,11 @@ class Plan:
             for _ in range(self.field["jobs"])
         ]
         assert next(values, None) is None, "integers left over"
+
+    @property
+    def elements(self) -> int:
+        """Channels of a 16-byte block."""
+        return 8 if self.operand in (1, 2) else 4
 
     def side(self, job: int) -> int:
         """Which of the two consumers' lists a job has in the table of visits."""
@@ -87,7 +97,7 @@ def steps(pairs: list[int]) -> list[range]:
 
 def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
     """The weight -> [weight block, K of 4 pairs, 64 rows] of one group, in the kernel's order."""
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     flat = weight.reshape(-1)[group * plan.weight_group :]
     blocks: list[np.ndarray] = []
     for index, job in enumerate(plan.jobs):
@@ -119,8 +129,17 @@ def pack_block(
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
             on = (tap >= 0) & (out < plan.out_channels) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
-            block[k * 2 * elements + e, on] = flat[index[on]]
+            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], pair["tail"])
     return block
+
+
+def part_of(plan: Plan, values: np.ndarray, tail: int) -> np.ndarray:
+    """A number as the tensor core gets it: all of it, or the head or the tail of a split one."""
+    if plan.parts == 1:
+        return values
+    # Where to cut is the kernel's affair; here so that the product of two tails does not count.
+    head = values.astype(np.float32).astype(np.float64)
+    return values - head if tail else head
 
 
 @dataclass(frozen=True)
@@ -143,14 +162,14 @@ def tile_pixels(plan: Plan) -> tuple[np.ndarray, ...]:
 def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -> np.ndarray:
     """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled.
     `x` is [image, group, channel, depth, row, column]."""
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     pitch = 4 if plan.flat else plan.pitch
     assert (pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
     first_x = where.x * plan.in_step_x + plane[2]
     if not plan.channels_last and plan.copy == 0:
         starts = (first_x % 4, plan.in_w % 4, plan.in_step_x)
         assert starts == (0, 0, 1), "whole vectors start on multiples of 4"
-    if plan.copy == 1 and plan.operand:
+    if plan.copy == 1 and plan.elements == 8:
         starts = (first_x % 2, plan.in_w % 2, plan.in_step_x)
         assert starts == (0, 0, 1), "4 bytes are two pixels"
     if plan.copy == 3:
@@ -168,8 +187,9 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
         if on.any():
             found = x[(where.o + image)[on], where.group, first:last, iz, iy[on], ix[on]]
             values[: last - first, on] = found.T
-    tile = np.full((plan.slice_blocks, plan.block_pitch + 256, elements), np.nan)
-    blocks = values.reshape(plan.slice_blocks, elements, plan.pixels)
+    parts = [part_of(plan, values, tail) for tail in range(plan.parts)]
+    blocks = np.concatenate(parts).reshape(-1, elements, plan.pixels)
+    tile = np.full((len(blocks), plan.block_pitch + 256, elements), np.nan)
     tile[:, : plan.pixels] = blocks.transpose(0, 2, 1)
     return tile
 
@@ -213,7 +233,7 @@ def fill_from_boxes(
     if plan.flat:
         y, q = 0, where.y * plan.in_w
     late = q % elements  # boxes begin on 16 bytes
-    assert plan.operand == 0 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
     lane, image, row, column = tile_pixels(plan)
     box_row = row * plan.lanes + lane
     box_column = column * plan.in_step_x + late
@@ -243,7 +263,7 @@ def units(plan: Plan) -> Iterator[Unit]:
 def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """The output; every element that no store reaches stays NaN, every double store is an error."""
     plan = Plan(record)
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     shape = plan.batch, plan.conv_groups, plan.in_channels, plan.in_d, plan.in_h, plan.in_w
     x = x.reshape(shape)
     packed = [pack(plan, weight, group) for group in range(plan.conv_groups)]

@@ -79,8 +79,10 @@ class Block:
     def __init__(self, plan: Plan, first: int, step: int) -> None:
         self.plan = plan
         self.units = list(range(first, unit_count(plan), step))
-        self.slots = Ring(plan.slots, LOADER_WARPS, 1 if plan.alternate else 2)
-        self.stages = Ring(plan.stages, 1, 1)
+        self.together = plan.parts == 2  # both consumers work on every unit, without turns
+        self.in_turn = bool(plan.alternate) and not self.together
+        self.slots = Ring(plan.slots, LOADER_WARPS, 1 if self.in_turn else 2)
+        self.stages = Ring(plan.stages, 1, 2 if self.together else 1)
         self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
         self.turn = [Barrier(1), Barrier(1)]
         self.done = [0, 0]
@@ -145,7 +147,7 @@ class Block:
         for index, unit in enumerate(self.units):
             slices, job = self.slices(unit), self.job(unit, c)
             tile, side = unit // self.plan.job_groups, 0 if self.plan.alternate else c
-            if self.plan.alternate and index % 2 != c:
+            if self.in_turn and index % 2 != c:
                 stage.skip(self.plan.jobs[job]["steps"])
                 slot.skip(len(slices))
                 continue
@@ -157,7 +159,8 @@ class Block:
                     other = sum(self.steps(visit, 1 - c) for visit, _ in turn)
                 stage.skip(other if c == 1 else 0)
                 wanted = parity
-                yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
+                if not self.together:
+                    yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
                 parity ^= 1
                 flight: list[list[Barrier]] = []
                 for slice_ in turn:
@@ -178,7 +181,8 @@ class Block:
                     else:
                         self.slots.free[slot.at].arrive()
                     slot.skip()
-                self.turn[1 - c].arrive()
+                if not self.together:
+                    self.turn[1 - c].arrive()
                 self._retire(flight, 0)
                 stage.skip(other if c == 0 else 0)
                 first += len(turn)
@@ -227,5 +231,5 @@ def play(record: tuple[int, ...], multiprocessors: int, seed: int) -> None:
             role = choice.choice(ready)
             waiting[role] = next(role, None)
         own = len(block.units)
-        expected = [-(-own // 2), own // 2] if plan.alternate else [own, own]
+        expected = [-(-own // 2), own // 2] if block.in_turn else [own, own]
         assert block.done == expected

@@ -4,7 +4,8 @@ The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights 
 pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
 
     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
-    pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
+    pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each; three of
+            them where float32 must not be rounded (the tails' products with the heads)
     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
@@ -85,8 +86,6 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
     if problem.dtype not in OPERANDS:
         return f"has no {problem.dtype} form"
-    if problem.dtype == "float32" and not problem.tf32:
-        return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.ndim != 2 and problem.channels_last:
         return f"{problem.ndim}-D is covered in the contiguous layout only"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -153,13 +152,13 @@ class Lists:
             rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
             self.kinds += [kind.first_z, *rows, kind.first_x]
             for plane, taps in kind.taps:
-                entries = tiling.pairs(plane, taps, shape.lanes)
+                entries = tiling.pairs(plane, taps, shape)
                 self.ranges[kind, plane] = self.count, len(entries)
-                for offset, block, positions in entries:
+                for offset, block, tail, positions in entries:
                     unused = [-1] * (MAX_FOLDS - len(positions))
-                    self.pairs += [offset, block, *positions, *unused]
+                    self.pairs += [offset, block, tail, *positions, *unused]
                 empty = -len(entries) % STEP_PAIRS  # lists begin on whole steps
-                self.pairs += [0, 0, *[-1] * MAX_FOLDS] * empty
+                self.pairs += [0, 0, 0, *[-1] * MAX_FOLDS] * empty
                 self.count += len(entries) + empty
 
     def visit(self, plane: tuple[int, int, int], job: Job | None) -> tuple[list[int], int]:

@@ -41,8 +41,18 @@ TILES = (
 )
 """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
+"""The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
+SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+"""WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+SUM_PAIRS = 8
+"""Products of heads that are summed by themselves, where float32 is split. Truncation takes some
+4e-8 of the sum with each."""
+
 OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
+SPLIT = 3
+"""Operand type of float32 that must not be rounded."""
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
@@ -54,6 +64,9 @@ PAIR_BYTES, VISIT_BYTES = 4, 48
 MAX_SLOTS, MAX_STAGES = 16, 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
+
+Pair = tuple[int, int, int, tuple[int, ...]]
+"""Offset in 16-byte units, channel block, tail of the weight, weight position of each fold."""
 
 BLOCK_PHASE = 1
 """Pixels of a channel block, modulo 8: a pixel's blocks then fall into different banks."""
@@ -67,6 +80,8 @@ class Tiling:
     """The consumers take units in turn, rather than two jobs of the same unit."""
     area: Area
     slice_blocks: int
+    sum_slices: int
+    """Split float32: slices that are summed by themselves."""
     slices: int
     """Channel slices of one plane."""
     slots: int
@@ -91,24 +106,34 @@ class Tiling:
         """The offsets from which a plane is loaded."""
         return offsets[0], offsets[1], aligned(offsets[2], self.area.start)
 
-    def pairs(
-        self, offsets: Triple, taps: Taps, lanes: int
-    ) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(offset in 16-byte units, channel block, weight position of each fold) in a plane."""
-        area = self.area
+    def pairs(self, offsets: Triple, taps: Taps, shape: Shape) -> list[Pair]:
+        """The tap list of a plane."""
+        area, lanes = self.area, shape.lanes
         back = offsets[2] - self.plane(offsets)[2]
         result = []
         for (y, x), folds in taps:
             row, lane = divmod(y, lanes)
             pixel = (lane * area.images * area.rows + row) * area.pitch + x + back
             for block in range(0, self.slice_blocks, 2):
-                result.append((block * self.block_pitch + pixel, block, folds))
+                result.append((block * self.block_pitch + pixel, block, 0, folds))
+        return self.split_pairs(result) if shape.task.split else result
+
+    def split_pairs(self, heads: list[Pair]) -> list[Pair]:
+        """Products of two heads, a few at a time, each few after those of a head and a tail: what is
+        small is added while the sum is small."""
+        tail = self.slice_blocks * self.block_pitch
+        result = []
+        for first in range(0, len(heads), SUM_PAIRS):
+            few = heads[first : first + SUM_PAIRS]
+            result += [(offset, block, 1, folds) for offset, block, _, folds in few]
+            result += [(offset + tail, block, 0, folds) for offset, block, _, folds in few]
+            result += few
         return result
 
     def fields(self, shape: Shape) -> dict[str, int]:
         task, area = shape.task, self.area
         return {
-            "operand": OPERANDS[task.dtype],
+            "operand": SPLIT if task.split else OPERANDS[task.dtype],
             "tile_n": self.n,
             "job_blocks": self.blocks,
             "channels_last": int(task.channels_last),
@@ -133,6 +158,7 @@ class Tiling:
             "pixels": area.pixels,
             "block_pitch": self.block_pitch,
             "slice_blocks": self.slice_blocks,
+            "parts": SPLIT_PARTS if task.split else 1,
             "slices": self.slices,
             "slots": self.slots,
             "stages": self.stages,
@@ -144,6 +170,8 @@ class Tiling:
             "flat": int(area.flat),
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
+            "sum_slices": self.sum_slices,
+            "sum_steps": SPLIT_PRODUCTS * SUM_PAIRS // STEP_PAIRS,
             "fold_rows": shape.fold_rows,
             "vector": area.vector,
             "weight_in": task.weight_in,
@@ -162,6 +190,8 @@ class Tiling:
         use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
         share = use / (prod(self.tiles) * self.n)
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+        if shape.task.split:
+            kind = "halve the columns of a tile"
         copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
         several = f"{planes} planes, each " if planes > 1 else ""
         return (
@@ -201,13 +231,16 @@ class Load:
     """WGMMAs of all jobs."""
     steps: int
     """Weight blocks of all jobs."""
+    longest: int
+    """Pairs of the longest tap list."""
 
     @staticmethod
-    def of(job_list: list[Job], alternate: bool, slice_blocks: int) -> Load:
+    def of(job_list: list[Job], alternate: bool, slice_blocks: int, products: int = 1) -> Load:
         units = visits(job_list, alternate)
         table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
         kinds = {kind: None for job in job_list for kind in job.kinds}
-        lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
+        each = slice_blocks // 2 * products
+        lists = {kind: [len(taps) * each for _, taps in kind.taps] for kind in kinds}
         every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
         # A job that idles brings tap lists of its own, empty ones.
         idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
@@ -217,9 +250,10 @@ class Load:
             most_visits=max(len(planes) for _, planes in units),
             table=sum(table.values()),
             kinds=len(kinds) + idle,
-            pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
+            pair_count=sum(up(pairs, STEP_PAIRS) for some in lists.values() for pairs in some),
             pairs=sum(every),
             steps=sum(map(step_count, every)),
+            longest=max(every, default=0),
         )
 
     @property
@@ -235,14 +269,15 @@ def tilings(
     shape: Shape, by_blocks: Mapping[int, list[Job] | None], hardware: Hardware
 ) -> Iterator[Tiling]:
     """Every legal tiling of a shape, with its expected time."""
+    split = shape.task.split
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
     depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
     loads: dict[tuple[int, bool, int], Load] = {}
-    for n, blocks in TILES:
+    for n, blocks in SPLIT_TILES if split else TILES:
         job_list = by_blocks[blocks]
         if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
-        orders = (True, False) if len(job_list) > 1 else (True,)
+        orders = (True, False) if len(job_list) > 1 and not split else (True,)
         for area in areas(shape, n, store_vector(shape, job_list)):
             if not addressable(shape.task, area):
                 continue
@@ -251,7 +286,8 @@ def tilings(
                 for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
-                        loads[key] = Load.of(job_list, alternate, slice_blocks)
+                        products = SPLIT_PRODUCTS if split else 1
+                        loads[key] = Load.of(job_list, alternate, slice_blocks, products)
                     if loads[key].fits:
                         interleave = job_list[0].interleave
                         form = (n, *key)
@@ -299,7 +335,8 @@ def pipelines(
     slice_blocks = form[3]
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
     slices = -(-total_blocks // slice_blocks)
-    slot = slice_blocks * block_pitch(area) * 16
+    parts = SPLIT_PARTS if shape.task.split else 1
+    slot = parts * slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
     work, cycles, known = None, 0.0, 0
     for stages in (8, 6, 4):
@@ -313,6 +350,7 @@ def pipelines(
             *form[:3],
             area,
             slice_blocks,
+            sum_slices(load.longest),
             slices,
             slots,
             stages,
@@ -339,6 +377,13 @@ def turn_slices(alternate: bool, slices: int, slots: int) -> int:
     """Slices of one turn: whole units where these alternate; else half of the ring, so that the
     next turn's slices arrive during this one."""
     return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
+
+
+def sum_slices(pairs: int) -> int:
+    """Slices that are summed by themselves where float32 is split and the longest tap list has so
+    many pairs: all that follows the first few of them meets a sum of some size."""
+    heads = max(pairs // SPLIT_PRODUCTS, 1)
+    return 1 + max(SUM_PAIRS - heads, 0) // (SPLIT_PRODUCTS * heads)
 
 
 def unit_work(
@@ -369,6 +414,7 @@ def unit_work(
         stored *= 2  # half of every sector, which costs as much as a whole one
     per_turn = turn_slices(alternate, load.most_visits * slices, slots)
     gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
+    gathered *= SPLIT_PARTS if task.split else 1
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,

@@ -42,6 +42,7 @@ struct Consumer {
   const int c;
   const bool issuer;  // the one thread of the warpgroup that arrives on barriers
   float d[MB][N / 2];
+  float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
   int stage = 0, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -74,13 +75,25 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void begin_turn() {
+    if constexpr (Operand::kSplit) return;
     ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
     turn_parity ^= 1;
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    if (!Operand::kSplit && issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
     drain();
+  }
+
+  // Adds the products of row block j since the last time to its sums.
+  __device__ __forceinline__ void add_up(int j) {
+    drain();
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      ptx::keep_after_wait(d[j][i]);
+      sum[j][i] += d[j][i];
+      d[j][i] = 0.f;
+    }
   }
 
   // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
@@ -139,12 +152,22 @@ struct Consumer {
       drain();
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
-    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch);
+    const uint32_t tile =
+        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + first_column();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
       const int* pair = shared.pairs + (lists[j] >> 16);
       int left = lists[j] & 0xffff;
+      if constexpr (Operand::kSplit) {
+        for (int room = p.sum_steps; left >= 4; left -= 4, pair += 4, --room) {
+          if (room == 0) {
+            add_up(j);
+            room = p.sum_steps;
+          }
+          multiply<4>(d[j], tile, pair);
+        }
+      }
       for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
       for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
       for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
@@ -176,7 +199,11 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
+      for (int i = 0; i < N / 2; ++i) {
+        d[j][i] = 0.f;
+        if constexpr (Operand::kSplit) sum[j][i] = 0.f;
+      }
+    int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);
     // A unit without slices takes an empty turn: the other consumer waits for it.
@@ -189,6 +216,13 @@ struct Consumer {
       if (!left) keep_together();
       for (; left > rest; --left) {
         multiply_slice(lists);
+        if constexpr (Operand::kSplit) {
+          if (++unsummed == p.sum_slices || left == 1) {
+            unsummed = 0;
+#pragma unroll
+            for (int j = 0; j < MB; ++j) add_up(j);
+          }
+        }
         if (++slice == p.slices) {
           slice = 0;
           visit += kVisitWords;
@@ -201,11 +235,17 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[j][i]);
+      for (int i = 0; i < N / 2; ++i) {
+        ptx::keep_after_wait(d[j][i]);
+        if constexpr (Operand::kSplit) d[j][i] = sum[j][i];
+      }
   }
 
   // --- Consumers: epilogue ---------------------------------------------------------------------
   // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
+
+  // Of the tile's columns, the first one of this consumer's.
+  __device__ __forceinline__ int first_column() const { return Operand::kSplit ? c * N : 0; }
 
   // Outputs of one channel of an image.
   __device__ __forceinline__ int64_t out_area() const {
@@ -242,9 +282,9 @@ struct Consumer {
   // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
   __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
                                                int extra_x) const {
-    const int at = n < N ? shared.places[n] : -1;
+    const int at = n < N ? shared.places[first_column() + n] : -1;
     if (inside || at < 0) return at;
-    const int entry = shared.columns[n];
+    const int entry = shared.columns[first_column() + n];
     const bool on = where.o + (entry >> 16) < p.batch &&
                     (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
                     (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
@@ -472,14 +512,15 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
-    for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
-      if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
+    const bool skips = p.alternate && !Operand::kSplit;  // every other unit
+    const int step = skips ? 2 * gridDim.x : gridDim.x;
+    for (int unit = blockIdx.x + skips * c * gridDim.x; unit < unit_count(p); unit += step) {
+      if (skips && c == 1) skip_unit(unit - gridDim.x);
       const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       store(job, Unit(p, unit));
-      if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
+      if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
   }
 };

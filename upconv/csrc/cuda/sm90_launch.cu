@@ -3,7 +3,7 @@
 
 namespace upconv {
 
-#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
 #define UPCONV_DECLARE(index, name)                                    \
   cudaError_t sm90_fprop_##name(const Sm90Params&, int, cudaStream_t); \
   cudaError_t sm90_pack_##name(const Sm90Params&, const void*, void*, cudaStream_t);
@@ -29,6 +29,7 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     Sm90Pair& pair = plan->pair[i];
     pair.offset = take();
     pair.block = static_cast<int16_t>(take());
+    pair.tail = static_cast<int16_t>(take());
     for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
   }
   for (int i = 0; i < plan->visits; ++i) {

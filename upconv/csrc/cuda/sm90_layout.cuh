@@ -16,7 +16,8 @@ namespace upconv {
 
 struct Tf32 {
   using Element = float;
-  static constexpr int kBlockChannels = 4;
+  static constexpr int kBlockChannels = 4, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
@@ -25,17 +26,44 @@ struct Tf32 {
 };
 struct Bf16 {
   using Element = __nv_bfloat16;
-  static constexpr int kBlockChannels = 8;
+  static constexpr int kBlockChannels = 8, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return __bfloat162float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2bfloat16(v); }
 };
 struct Fp16 {
   using Element = __half;
-  static constexpr int kBlockChannels = 8;
+  static constexpr int kBlockChannels = 8, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return __half2float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
+};
+
+// float32 as the sum of two TF32 numbers, 22 bits together: head and tail lie in the slot one after
+// the other, and of the four products of two such sums the three that count are pairs of their own.
+// The tensor core adds with truncation, whose errors all have the same sign: some products are
+// summed by themselves and then added to the rest with rounding. That takes two registers for every
+// output, so the two consumers take half of the tile's columns each, with the same weights and
+// without turns: while one adds up, the other one multiplies.
+struct Split {
+  using Element = float;
+  static constexpr int kBlockChannels = 4, kShares = 2;
+  static constexpr bool kSplit = true;
+  // The head, always finite. What is not finite has a head of 1 with its sign and itself as tail:
+  // the products of the head are then numbers, and that of the tail is what IEEE 754 says.
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
+    const uint32_t size = bits & 0x7fffffffu;
+    const uint32_t rounded = min(size + 0x1000u, 0x7f7fffffu) & 0xffffe000u;
+    return (size < 0x7f800000u ? rounded : 0x3f800000u) | (bits & 0x80000000u);
+  }
+  static __device__ __forceinline__ uint32_t tail(uint32_t bits) {
+    const float rest = __uint_as_float(bits) - __uint_as_float(prepare(bits));
+    return ptx::round_to_tf32(__float_as_uint(rest));
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return v; }
+  static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
 
 constexpr int kLoaders = 96;
@@ -64,7 +92,7 @@ constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // w
 // visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
 // slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.block_pitch * 16;
+  return p.parts * p.slice_blocks * p.block_pitch * 16;
 }
 __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;

@@ -21,6 +21,7 @@
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
+// With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
@@ -43,18 +44,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
                      const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
-  static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
+  static_assert(Operand::kShares * MB * N <= 256, "more than 128 sums a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
-  list_columns<N>(p, shared);
+  list_columns<Operand::kShares * N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -140,6 +141,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
+    if constexpr (Operand::kSplit) {
+      if (source.tail) {
+        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
+                               Operand::tail(v.w));
+        continue;
+      }
+    }
     packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
                            Operand::prepare(v.w));
   }
