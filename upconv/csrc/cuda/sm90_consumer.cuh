@@ -1,30 +1,12 @@
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store.
 #pragma once
 
-#include <type_traits>
-
 #include "sm90_layout.cuh"
 #include "wgmma.cuh"
 
 namespace upconv {
 
 // --- Consumers: main loop --------------------------------------------------------------------
-
-// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
-// moving the operand adds to the low word, which never carries.
-__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
-  return (address >> 4) | (k_step << 16);
-}
-__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
-  return static_cast<uint64_t>(128 >> 4) << 32 | low;
-}
-
-// What a lane loads or stores at a time.
-template <int kBytes>
-using VectorOf = std::conditional_t<
-    kBytes == 2, unsigned short,
-    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
@@ -109,17 +91,6 @@ struct Consumer {
   __device__ __forceinline__ void skip_slots(int slices) {
     slot += slices;
     while (slot >= p.slots) slot -= p.slots, slot_parity ^= 1;
-  }
-
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
-    const int4 v = *reinterpret_cast<const int4*>(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
-    to[0] = from[0], to[1] = from[1];
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
-    to[0] = from[0];
   }
 
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the

@@ -71,7 +71,7 @@ template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
-#define UPCONV_TRY(n, mb)                   \
+#define UPCONV_TRY(n, mb)                  \
   if (p.tile_n == n && p.job_blocks == mb) \
     return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
   if constexpr (Operand::kSplit) {

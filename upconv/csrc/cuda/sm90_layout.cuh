@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ptx.cuh"
 #include "sm90_params.h"
@@ -216,6 +217,36 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
     visit += kVisitWords;
   }
   return total;
+}
+
+// --- What consumers read ---------------------------------------------------------------------
+
+// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
+// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
+// moving the operand adds to the low word, which never carries.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
+  return (address >> 4) | (k_step << 16);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+}
+
+// What a lane loads or stores at a time.
+template <int kBytes>
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+
+// Places in the tile of the pairs of a step, from the table.
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
+  const int4 v = *reinterpret_cast<const int4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
+  to[0] = from[0], to[1] = from[1];
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
+  to[0] = from[0];
 }
 
 }  // namespace upconv

@@ -9,7 +9,7 @@ cudaError_t sm90_fprop_split(const Sm90Params& p, int multiprocessors, cudaStrea
 }
 
 cudaError_t sm90_pack_split(const Sm90Params& p, const void* weight, void* packed,
-                           cudaStream_t stream) {
+                            cudaStream_t stream) {
   return launch_pack<Split>(p, weight, packed, stream);
 }
 
