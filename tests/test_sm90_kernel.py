@@ -73,7 +73,9 @@ def test_the_kernel_computes_the_convolution(
     if problem.dtype == "float16":
         problem = replace(problem, dtype="bfloat16")
     shape, job_list, tiling = choose.choice(tilings(TASKS[direction](problem)))
-    check_result(library, problem, direction, sm90.record(shape, job_list, tiling), choose.randrange(99))
+    check_result(
+        library, problem, direction, sm90.record(shape, job_list, tiling), choose.randrange(99)
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -119,8 +119,8 @@ class Tiling:
         return self.split_pairs(result) if shape.task.split else result
 
     def split_pairs(self, heads: list[Pair]) -> list[Pair]:
-        """Products of two heads, a few at a time, each few after those of a head and a tail: what is
-        small is added while the sum is small."""
+        """Products of two heads, a few at a time, each few after their products with tails: what
+        is small is added while the sum is small."""
         tail = self.slice_blocks * self.block_pitch
         result = []
         for first in range(0, len(heads), SUM_PAIRS):
