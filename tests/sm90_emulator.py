@@ -35,12 +35,7 @@ class Plan:
             for _ in range(self.field["kinds"])
         ]
         self.pairs = [
-            {
-                "offset": next(values),
-                "block": next(values),
-                "tail": next(values),
-                "tap": take(folds),
-            }
+            {"offset": next(values), "block": next(values), "tap": take(folds)}
             for _ in range(self.field["pairs"])
         ]
         self.visits = [
@@ -95,6 +90,20 @@ def steps(pairs: list[int]) -> list[range]:
     return result
 
 
+def weight_steps(plan: Plan, pairs: list[int]) -> list[tuple[range, int]]:
+    """The pairs of each weight block, and which part of the weights it holds: 1 for tails, which
+    come first in each piece of the list that is summed by itself."""
+    if plan.parts == 1:
+        return [(part, 0) for part in steps(pairs)]
+    pieces = range(pairs[0], sum(pairs), plan.sum_pairs)
+    return [
+        (part, tail)
+        for first in pieces
+        for tail in (1, 0)
+        for part in steps([first, min(plan.sum_pairs, sum(pairs) - first)])
+    ]
+
+
 def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
     """The weight -> [weight block, K of 4 pairs, 64 rows] of one group, in the kernel's order."""
     elements = plan.elements
@@ -105,20 +114,20 @@ def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
         c = plan.side(index)
         for visit in plan.unit_visits(index):
             parts = [
-                (part, job["channel"][j])
+                (part, tail, job["channel"][j])
                 for j in range(plan.job_blocks)
-                for part in steps(visit["lists"][c][j])
+                for part, tail in weight_steps(plan, visit["lists"][c][j])
             ]
             assert len(parts) == visit["steps"][c]
             for piece in range(plan.slices):
-                blocks += [pack_block(plan, flat, part, at, piece, elements) for part, at in parts]
+                blocks += [pack_block(plan, flat, *part, piece, elements) for part in parts]
         assert job["steps"] == len(blocks) - job["weights"]
     assert plan.weight_blocks == len(blocks)
     return np.array(blocks)
 
 
 def pack_block(
-    plan: Plan, flat: np.ndarray, part: range, channel: int, piece: int, elements: int
+    plan: Plan, flat: np.ndarray, part: range, tail: int, channel: int, piece: int, elements: int
 ) -> np.ndarray:
     block = np.zeros((4 * 2 * elements, ROWS))
     row = np.arange(ROWS)
@@ -129,7 +138,7 @@ def pack_block(
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
             on = (tap >= 0) & (out < plan.out_channels) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
-            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], pair["tail"])
+            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail)
     return block
 
 
@@ -312,13 +321,16 @@ def accumulate(
         flat = tile[:, : plan.block_pitch].reshape(-1, e)
         flat = np.concatenate([flat, np.full((4096, e), np.nan)])
         for j in range(plan.job_blocks):
-            for part in steps(lists[j]):
-                for k, i in enumerate(part):
-                    first = plan.pairs[i]["offset"]
-                    halves = [flat[first + h * plan.block_pitch :][: plan.tile_n] for h in (0, 1)]
-                    operand = np.concatenate(halves, axis=1)
-                    weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
-                    d[j] += weights.T @ operand.T
+            for part, tail in weight_steps(plan, lists[j]):
+                # Heads of split weights meet heads and tails of the input, tails the heads alone.
+                for of_input in range(1 if tail else plan.parts):
+                    for k, i in enumerate(part):
+                        first = plan.pairs[i]["offset"]
+                        first += of_input * plan.slice_blocks * plan.block_pitch
+                        ends = [flat[first + h * plan.block_pitch :] for h in (0, 1)]
+                        operand = np.concatenate([end[: plan.tile_n] for end in ends], axis=1)
+                        weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
+                        d[j] += weights.T @ operand.T
                 block += 1
     assert block == job["weights"] + job["steps"]
     return d

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from sm90_emulator import Plan
+from sm90_emulator import Plan, steps
 
 LOADER_WARPS = 3
 Role = Iterator[Callable[[], bool]]
@@ -71,6 +71,9 @@ class Place:
         while self.at >= self.ring.size:
             self.at -= self.ring.size
             self.parity ^= 1
+        while self.at < 0:
+            self.at += self.ring.size
+            self.parity ^= 1
 
 
 class Block:
@@ -100,6 +103,19 @@ class Block:
     def steps(self, visit: int, c: int) -> int:
         """Weight blocks of a consumer in each slice of a visit."""
         return int(self.plan.visits[visit]["steps"][c])
+
+    def issued(self, visit: int, c: int) -> list[tuple[int, bool]]:
+        """The steps that a consumer issues in each slice of a visit: how many weight blocks it goes
+        back before each, and whether it keeps the block for later."""
+        if not self.together:
+            return [(0, False)] * self.steps(visit, c)
+        result = []
+        for begin, count in self.plan.visits[visit]["lists"][c]:
+            for first in range(0, count, self.plan.sum_pairs):
+                some = len(steps([begin, min(count - first, self.plan.sum_pairs)]))
+                result += [(0, False)] * some + [(0, True)] * some
+                result += [(some, False)] + [(0, False)] * (some - 1)
+        return result
 
     def weights(self) -> Role:
         """The feeder's weight blocks, in the order of the turns, straight through each job's."""
@@ -169,11 +185,13 @@ class Block:
                         yield self._full(slot)
                     assert self.slots.holds[slot.at] == (tile, slice_)
                     steps = self.steps(slice_[0], side)
-                    for _ in range(steps):
+                    for back, keep in self.issued(slice_[0], side):
+                        stage.skip(-back)
+                        sent -= back
                         yield self._full(stage)
                         assert self.stages.holds[stage.at] == (tile, job, sent)
                         sent += 1
-                        flight.append([self.stages.free[stage.at]])
+                        flight.append([] if keep else [self.stages.free[stage.at]])
                         self._retire(flight, 2)
                         stage.skip()
                     if steps:

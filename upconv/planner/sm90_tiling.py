@@ -45,9 +45,9 @@ SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
 """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
 SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
 """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
-SUM_PAIRS = 8
-"""Products of heads that are summed by themselves, where float32 is split. Truncation takes some
-4e-8 of the sum with each."""
+SUM_PAIRS = (8, 12)
+"""Pairs of a tap list that are summed by themselves, where float32 is split: multiples of
+STEP_PAIRS. With each of them truncation takes some 4e-8 of the sum."""
 
 OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
@@ -65,9 +65,6 @@ MAX_SLOTS, MAX_STAGES = 16, 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
-Pair = tuple[int, int, int, tuple[int, ...]]
-"""Offset in 16-byte units, channel block, tail of the weight, weight position of each fold."""
-
 BLOCK_PHASE = 1
 """Pixels of a channel block, modulo 8: a pixel's blocks then fall into different banks."""
 
@@ -81,7 +78,8 @@ class Tiling:
     area: Area
     slice_blocks: int
     sum_slices: int
-    """Split float32: slices that are summed by themselves."""
+    sum_pairs: int
+    """Split float32: slices, and pairs of a tap list, that are summed by themselves; else 0."""
     slices: int
     """Channel slices of one plane."""
     slots: int
@@ -106,28 +104,18 @@ class Tiling:
         """The offsets from which a plane is loaded."""
         return offsets[0], offsets[1], aligned(offsets[2], self.area.start)
 
-    def pairs(self, offsets: Triple, taps: Taps, shape: Shape) -> list[Pair]:
-        """The tap list of a plane."""
-        area, lanes = self.area, shape.lanes
+    def pairs(
+        self, offsets: Triple, taps: Taps, lanes: int
+    ) -> list[tuple[int, int, tuple[int, ...]]]:
+        """(offset in 16-byte units, channel block, weight position of each fold) in a plane."""
+        area = self.area
         back = offsets[2] - self.plane(offsets)[2]
         result = []
         for (y, x), folds in taps:
             row, lane = divmod(y, lanes)
             pixel = (lane * area.images * area.rows + row) * area.pitch + x + back
             for block in range(0, self.slice_blocks, 2):
-                result.append((block * self.block_pitch + pixel, block, 0, folds))
-        return self.split_pairs(result) if shape.task.split else result
-
-    def split_pairs(self, heads: list[Pair]) -> list[Pair]:
-        """Products of two heads, a few at a time, each few after their products with tails: what
-        is small is added while the sum is small."""
-        tail = self.slice_blocks * self.block_pitch
-        result = []
-        for first in range(0, len(heads), SUM_PAIRS):
-            few = heads[first : first + SUM_PAIRS]
-            result += [(offset, block, 1, folds) for offset, block, _, folds in few]
-            result += [(offset + tail, block, 0, folds) for offset, block, _, folds in few]
-            result += few
+                result.append((block * self.block_pitch + pixel, block, folds))
         return result
 
     def fields(self, shape: Shape) -> dict[str, int]:
@@ -171,7 +159,7 @@ class Tiling:
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
             "sum_slices": self.sum_slices,
-            "sum_steps": SPLIT_PRODUCTS * SUM_PAIRS // STEP_PAIRS,
+            "sum_pairs": self.sum_pairs,
             "fold_rows": shape.fold_rows,
             "vector": area.vector,
             "weight_in": task.weight_in,
@@ -228,20 +216,22 @@ class Load:
     pair_count: int
     """Entries of the table of pairs."""
     pairs: int
-    """WGMMAs of all jobs."""
+    """WGMMAs of all jobs, three for a pair where float32 is split."""
     steps: int
     """Weight blocks of all jobs."""
     longest: int
     """Pairs of the longest tap list."""
+    sum_pairs: int
 
     @staticmethod
-    def of(job_list: list[Job], alternate: bool, slice_blocks: int, products: int = 1) -> Load:
+    def of(job_list: list[Job], alternate: bool, slice_blocks: int, split: bool = False) -> Load:
         units = visits(job_list, alternate)
         table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
         kinds = {kind: None for job in job_list for kind in job.kinds}
-        each = slice_blocks // 2 * products
-        lists = {kind: [len(taps) * each for _, taps in kind.taps] for kind in kinds}
+        lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
         every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+        sums = SUM_PAIRS if split else (0,)
+        steps, sum_pairs = min((sum(step_count(n, few) for n in every), few) for few in sums)
         # A job that idles brings tap lists of its own, empty ones.
         idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
         return Load(
@@ -250,10 +240,11 @@ class Load:
             most_visits=max(len(planes) for _, planes in units),
             table=sum(table.values()),
             kinds=len(kinds) + idle,
-            pair_count=sum(up(pairs, STEP_PAIRS) for some in lists.values() for pairs in some),
-            pairs=sum(every),
-            steps=sum(map(step_count, every)),
+            pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
+            pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+            steps=steps,
             longest=max(every, default=0),
+            sum_pairs=sum_pairs,
         )
 
     @property
@@ -286,8 +277,7 @@ def tilings(
                 for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
-                        products = SPLIT_PRODUCTS if split else 1
-                        loads[key] = Load.of(job_list, alternate, slice_blocks, products)
+                        loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                     if loads[key].fits:
                         interleave = job_list[0].interleave
                         form = (n, *key)
@@ -350,7 +340,8 @@ def pipelines(
             *form[:3],
             area,
             slice_blocks,
-            sum_slices(load.longest),
+            sum_slices(load) if shape.task.split else 0,
+            load.sum_pairs,
             slices,
             slots,
             stages,
@@ -379,11 +370,11 @@ def turn_slices(alternate: bool, slices: int, slots: int) -> int:
     return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
-def sum_slices(pairs: int) -> int:
-    """Slices that are summed by themselves where float32 is split and the longest tap list has so
-    many pairs: all that follows the first few of them meets a sum of some size."""
-    heads = max(pairs // SPLIT_PRODUCTS, 1)
-    return 1 + max(SUM_PAIRS - heads, 0) // (SPLIT_PRODUCTS * heads)
+def sum_slices(load: Load) -> int:
+    """Slices that are summed by themselves where float32 is split: of short tap lists more than
+    one. All products of the later ones meet a sum that truncation can take from."""
+    pairs = max(load.longest, 1)
+    return 1 + max(SUM_PAIRS[0] - pairs, 0) // (SPLIT_PRODUCTS * pairs)
 
 
 def unit_work(
@@ -443,6 +434,10 @@ def timed(
     return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
-def step_count(pairs: int) -> int:
-    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1."""
+def step_count(pairs: int, sum_pairs: int) -> int:
+    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
+    split: of its parts of `sum_pairs`, and twice, tails and heads."""
+    if sum_pairs:
+        parts, left = divmod(pairs, sum_pairs)
+        return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
     return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()

@@ -94,10 +94,10 @@ struct Consumer {
   }
 
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it.
+  // tile. Two steps stay in flight behind it. `keep`: the block will be read again.
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets) {
+                                           const int* offsets, bool keep) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -112,8 +112,32 @@ struct Consumer {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = stage + 1;
+    newer = keep ? 0 : stage + 1;
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
+  }
+
+  // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+  __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
+                                                const int* pair, int count, bool keep = false) {
+    int left = count;
+    for (; left >= 4; left -= 4, pair += 4) multiply<4>(accumulator, tile, pair, keep);
+    for (; left >= 2; left -= 2) multiply<2>(accumulator, tile, pair, keep);
+    for (; left >= 1; --left) multiply<1>(accumulator, tile, pair + (count & 2), keep);
+  }
+
+  // Split operands: each part of the list three times (see Split), the last time with the weight
+  // blocks of the time before.
+  __device__ __forceinline__ void multiply_parts(int j, uint32_t tile, const int* pair, int count) {
+    const uint32_t tails = p.slice_blocks * p.block_pitch;
+    for (int first = 0; first < count; first += p.sum_pairs) {
+      const int part = min(count - first, p.sum_pairs);
+      if (first) add_up(j);
+#pragma unroll 1
+      for (int pass = 0; pass < 3; ++pass) {
+        if (pass == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
+        multiply_list(d[j], tile + (pass == 1 ? tails : 0), pair + first, part, pass == 1);
+      }
+    }
   }
 
   // `lists`: each block's tap list, its first pair and their number in 16 bits each.
@@ -127,21 +151,13 @@ struct Consumer {
         descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + first_column();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
-      // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
       const int* pair = shared.pairs + (lists[j] >> 16);
-      int left = lists[j] & 0xffff;
+      const int count = lists[j] & 0xffff;
       if constexpr (Operand::kSplit) {
-        for (int room = p.sum_steps; left >= 4; left -= 4, pair += 4, --room) {
-          if (room == 0) {
-            add_up(j);
-            room = p.sum_steps;
-          }
-          multiply<4>(d[j], tile, pair);
-        }
+        multiply_parts(j, tile, pair, count);
+      } else {
+        multiply_list(d[j], tile, pair, count);
       }
-      for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
     }
     uint32_t pairs = 0;
 #pragma unroll

@@ -29,7 +29,6 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     Sm90Pair& pair = plan->pair[i];
     pair.offset = take();
     pair.block = static_cast<int16_t>(take());
-    pair.tail = static_cast<int16_t>(take());
     for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
   }
   for (int i = 0; i < plan->visits; ++i) {

@@ -42,8 +42,10 @@ struct Fp16 {
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
 };
 
-// float32 as the sum of two TF32 numbers, 22 bits together: head and tail lie in the slot one after
-// the other, and of the four products of two such sums the three that count are pairs of their own.
+// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// then its tails, and each tap list is gone through three times for the three of the four products
+// of two such sums that count. What is small is added while the sum is small: heads of the input
+// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
 // The tensor core adds with truncation, whose errors all have the same sign: some products are
 // summed by themselves and then added to the rest with rounding. That takes two registers for every
 // output, so the two consumers take half of the tile's columns each, with the same weights and
@@ -236,6 +238,11 @@ template <int kBytes>
 using VectorOf = std::conditional_t<
     kBytes == 2, unsigned short,
     std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+
+// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
+__device__ __forceinline__ int steps_in_list(int pairs) {
+  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+}
 
 // Places in the tile of the pairs of a step, from the table.
 __device__ __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {

@@ -66,8 +66,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
   X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
-  X(sum_slices)    /* split: slices, and weight blocks of a list, that are summed by */          \
-  X(sum_steps)     /* themselves before they are added to the rest */                            \
+  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
+  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
@@ -90,7 +90,6 @@ struct Sm90Kind {
 struct Sm90Pair {
   int offset;              // from the start of the slice in shared memory, in 16 bytes
   int16_t block;           // first of the two channel blocks
-  int16_t tail;            // 1: of the weight as a sum of two numbers, the second
   int16_t tap[kMaxFolds];  // weight position for each fold, -1: none, the packed rows are zero
 };
 

@@ -91,9 +91,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Weight packing --------------------------------------------------------------------------
 
-// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90List& list) {
-  return list.count / kStepPairs + __popc(list.count % kStepPairs);
+// Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
+// tails of its weights, then the heads.
+template <typename Operand>
+__device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
+  if (!Operand::kSplit) return steps_in_list(list.count);
+  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+              steps_in_list(list.count % p.sum_pairs));
+}
+
+// The part of a list that a step of split operands belongs to, and the number of its first step.
+__device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
+                                            int* first) {
+  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
+  *first = part * each;
+  return {static_cast<uint16_t>(list.begin + begin),
+          static_cast<uint16_t>(min(list.count - begin, p.sum_pairs))};
 }
 
 // Pair `k` of a step, -1 where the step is not full.
@@ -126,8 +140,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     const Sm90Visit& visit = p.visit[at];
     const int slice = step / visit.steps[c];
     step %= visit.steps[c];
-    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
-    const int index = pair_of(visit.list[c][j], step, k);
+    while (step >= steps_of<Operand>(p, visit.list[c][j])) {
+      step -= steps_of<Operand>(p, visit.list[c][j++]);
+    }
+    Sm90List list = visit.list[c][j];
+    bool tail = false;
+    if constexpr (Operand::kSplit) {
+      int first;
+      list = part_of(p, list, step, &first);
+      step -= first;
+      tail = step < steps_in_list(list.count);
+      if (!tail) step -= steps_in_list(list.count);
+    }
+    const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -142,7 +167,7 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
     if constexpr (Operand::kSplit) {
-      if (source.tail) {
+      if (tail) {
         packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
                                Operand::tail(v.w));
         continue;
