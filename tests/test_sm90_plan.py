@@ -277,14 +277,20 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     assert halves == set(namespace["SPLIT_WIDTHS"])  # type: ignore[call-overload]
 
 
-def test_the_cost_rule_is_what_the_measurements_give() -> None:
+@pytest.mark.parametrize(
+    ("results", "known"),
+    [("MEASURED", sm90_cost.CYCLES), ("SPLIT_MEASURED", sm90_cost.SPLIT_CYCLES)],
+)
+def test_the_cost_rule_is_what_the_measurements_give(
+    results: str, known: dict[str, float]
+) -> None:
     namespace: dict[str, Any] = {
         "__name__": "fit",
         "__file__": str(ROOT / "benchmarks" / "fit_sm90.py"),
     }
     exec((ROOT / "benchmarks" / "fit_sm90.py").read_text(), namespace)
-    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
-    assert constants == pytest.approx(sm90_cost.CYCLES, rel=0.01)
+    constants, spread = namespace["fitted"](namespace["read"](namespace[results]))
+    assert constants == pytest.approx(known, rel=0.01)
     assert spread < 0.1
 
 

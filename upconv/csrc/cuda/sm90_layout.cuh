@@ -49,7 +49,7 @@ struct Fp16 {
 // The tensor core adds with truncation, whose errors all have the same sign: some products are
 // summed by themselves and then added to the rest with rounding. That takes two registers for every
 // output, so the two consumers take half of the tile's columns each, with the same weights and
-// without turns: while one adds up, the other one multiplies.
+// without turns.
 struct Split {
   using Element = float;
   static constexpr int kBlockChannels = 4, kShares = 2;
