@@ -281,9 +281,7 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     ("results", "known"),
     [("MEASURED", sm90_cost.CYCLES), ("SPLIT_MEASURED", sm90_cost.SPLIT_CYCLES)],
 )
-def test_the_cost_rule_is_what_the_measurements_give(
-    results: str, known: dict[str, float]
-) -> None:
+def test_the_cost_rule_is_what_the_measurements_give(results: str, known: dict[str, float]) -> None:
     namespace: dict[str, Any] = {
         "__name__": "fit",
         "__file__": str(ROOT / "benchmarks" / "fit_sm90.py"),
