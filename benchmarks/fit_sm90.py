@@ -4,8 +4,8 @@
 
 A line of the file is one tiling of one case: case, dt (dtype), cl (channels_last), ms, and the
 tiling (n, blocks, alternate, images, h, w, px = pixels of the tile, sb = channel blocks of a slice,
-folds, turn_slots where a turn had more than one slice, split and sum_pairs where float32 was split
-into two TF32 numbers). The constants belong into
+folds, turn = slices of a turn, boxes = channel blocks of a TMA box and boxes in their ring, split
+and sum_pairs where float32 was split into two TF32 numbers). The constants belong into
 upconv/planner/sm90_cost.py.
 """
 
@@ -50,7 +50,7 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     load = Load.of(job_list, row["alternate"], row["sb"], split, row.get("sum_pairs", 0))
     units = prod(tile_counts(shape, area)) * load.groups
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
-    depth = (slices, row.get("turn_slots", 1))
+    depth = (slices, row.get("turn", 1), *row.get("boxes", (1, 0)))
     work = unit_work(shape, load, job_list[0].interleave, form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 
@@ -65,6 +65,7 @@ def fitted(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
     # Relative errors count, and no stage gives time back: projected gradient on scaled columns.
     relative = table / measured[:, None]
     scale = np.linalg.norm(relative, axis=0)
+    scale[scale == 0] = 1  # a stage that no run has
     relative /= scale
     step = 1 / np.linalg.norm(relative, 2) ** 2
     solution = np.zeros(len(scale))

@@ -40,7 +40,7 @@ def poison(shape: torch.Size, dtype: torch.dtype) -> None:
 
 @contextmanager
 def allocations() -> Iterator[list[int]]:
-    """How often memory was asked for meanwhile, and how many bytes in all, as they were asked for."""
+    """How often memory was asked for meanwhile, and how many bytes in all."""
     names = ("allocation.all.allocated", "requested_bytes.all.allocated")
     taken = [-torch.cuda.memory_stats()[name] for name in names]
     yield taken

@@ -19,7 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from upconv.cases import CASES
-from upconv.planner import H200, Candidate, Problem, Refusal, direct, make_plan, plan
+from upconv.planner import H200, Candidate, Problem, Refusal, direct, make_plan
 from upconv.planner.direct_shape import Axis, Convolution, convolutions, row_choices
 from upconv.planner.direct_tiling import DOUBLE_TILES, FLOAT_TILES, Tiling, tiles_of, tilings
 from upconv.planner.lattice import Lattice
@@ -232,17 +232,12 @@ def test_planner_and_kernel_agree_on_the_tiles() -> None:
     assert emulator.compiled_tiles("DOUBLE") == DOUBLE_TILES
 
 
-def test_a_depthwise_layer_takes_the_kernel_and_a_dense_one_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(plan, "on_trial", lambda *_: False)
-    make_plan.cache_clear()
+def test_a_depthwise_layer_takes_the_kernel_and_a_dense_one_does_not() -> None:
     depthwise = Problem.of(8, 21, 21, (64, 64), 16, 8, 4, groups=21, tf32=True)
     assert make_plan(depthwise, H200).kernel == direct.KERNEL
     dense = Problem.of(64, 64, 128, (128, 256), (3, 5), tf32=True)
     assert make_plan(dense, H200).kernel != direct.KERNEL
     assert make_plan(dense, H200, forced=direct.KERNEL).kernel == direct.KERNEL
-    make_plan.cache_clear()
 
 
 @pytest.mark.slow

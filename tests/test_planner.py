@@ -188,9 +188,7 @@ print(plan.kernel)
 @pytest.mark.parametrize(
     ("kernel", "direction", "groups", "capability"),
     [
-        ("direct_fprop", "forward", 16, (9, 0)),
-        ("sm90_wgmma_fprop", "grad_input", 1, (9, 0)),
-        ("sm90_wgmma_wgrad", "grad_weight", 1, (9, 0)),
+        ("direct_fprop", "forward", 16, (8, 0)),
         ("mma_fprop", "forward", 2, (8, 0)),
     ],
 )

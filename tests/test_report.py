@@ -21,7 +21,7 @@ from upconv.results import ResultsError
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
-OLDER = sorted(RESULTS.glob("*-2026-11-15.json"))
+OLDER = sorted((Path(__file__).parent / "older_results").glob("*.json"))
 
 Capture = pytest.CaptureFixture[str]
 Page = Any

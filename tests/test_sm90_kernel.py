@@ -220,3 +220,19 @@ def test_infinities_and_nan_pass_the_split(library: ctypes.CDLL) -> None:
     y = sm90_on_cpu.run(library, record, x, w, None, (1, 8, 1, 8), MULTIPROCESSORS)
     wanted = expected(problem, x.astype(np.float64), w.astype(np.float64), np.zeros(8))
     np.testing.assert_allclose(y, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [40, 150])
+def test_the_only_width_phase_with_taps_is_stored_with_the_other(
+    library: ctypes.CDLL, width: int, dtype: str
+) -> None:
+    """Stride 2 and dilation 2: every second column is the bias alone."""
+    problem = Problem.of(2, 16, 24, (3, width), 3, 2, 1, 0, 2, dtype=dtype, tf32=True)
+    chosen = [
+        found
+        for found in tilings(TASKS["forward"](problem))
+        if found[2].blocks == 1 and found[1][0].interleave
+    ]
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)

@@ -277,6 +277,14 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     assert halves == set(namespace["SPLIT_WIDTHS"])  # type: ignore[call-overload]
 
 
+def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
+    for split in (False, True):
+        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 1
+        work = sm90_cost.UnitWork(*range(1, 1 + stages), split=split)
+        besides = work.constants["unit"]
+        assert work.cycles == pytest.approx(sum(work.terms.values()) + besides)
+
+
 @pytest.mark.parametrize(
     ("results", "known"),
     [("MEASURED", sm90_cost.CYCLES), ("SPLIT_MEASURED", sm90_cost.SPLIT_CYCLES)],

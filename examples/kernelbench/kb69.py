@@ -637,6 +637,8 @@ def _planner():
         weight_out: int
         weight_group: int
         dtype: str
+        split: bool
+        """float32 that must not be rounded to TF32: each number is the sum of two such."""
         channels_last: bool
         bias: bool
 
@@ -682,6 +684,7 @@ def _planner():
             weight_out=taps,
             weight_group=in_channels * out_channels * taps,
             dtype=problem.dtype,
+            split=problem.dtype == "float32" and not problem.tf32,
             channels_last=problem.channels_last,
             bias=problem.bias,
         )
@@ -705,6 +708,7 @@ def _planner():
             weight_out=forward.weight_in,
             weight_group=forward.weight_group,
             dtype=forward.dtype,
+            split=forward.split,
             channels_last=forward.channels_last,
             bias=False,
         )
@@ -1057,27 +1061,41 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 568 runs of 9 problems, of which those within
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 779 runs of 36 problems, of which those within
     # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 9 %. The terms add up because the stages of the
-    # pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
-    # one alone would count. A test compares the constants with the fit.
+    # deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
+    # the constants with the fit.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
     DRAM_BYTES = 18.4
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.341,
-        "placed": 0.0447,
-        "slices": 112.0,
-        "turns": 355.0,
-        "stored": 0.0236,
-        "segments": 4.95,
-        "weights": 0.0270,
-        "unit": 278.0,
+        "tensor": 0.3105,
+        "placed": 0.0235,
+        "slices": 256.3,
+        "starved": 57.46,
+        "turns": 501.3,
+        "stored": 0.0436,
+        "segments": 5.117,
+        "weights": 0.0277,
+        "unit": 0.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+    SPLIT_CYCLES = {
+        "tensor": 0.4286,
+        "placed": 0.0507,
+        "slices": 512.0,
+        "starved": 0.0,
+        "turns": 762.0,
+        "stored": 0.0492,
+        "segments": 3.15,
+        "weights": 0.0383,
+        "unit": 516.0,
+    }
+    """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
+    standard deviation 3.5 %."""
     GATHER_FACTOR = 2.0
     """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
     SPREAD_STORE = 7.1
@@ -1097,30 +1115,51 @@ def _planner():
         placed: float
         """Bytes of the tile, margins included, written in its own layout."""
         slices: float
+        starved: float
+        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
         turns: float
-        """Turns of the consumers at the tensor cores."""
+        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
         stored: float
         """Bytes written."""
         segments: float
         """Pieces of output rows that are written in one go."""
         weights: float
         """Bytes of packed weights streamed from L2."""
+        split: bool = False
+        """float32 that must not be rounded."""
+
+        @property
+        def constants(self) -> dict[str, float]:
+            return SPLIT_CYCLES if self.split else CYCLES
 
         @property
         def terms(self) -> dict[str, float]:
             """Cycles by stage, in words that `explain` prints."""
-            cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
+            constants = self.constants
+            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
             return {
                 "the tensor cores": cost["tensor"],
-                "filling the tile": cost["placed"] + cost["slices"],
-                "turns of the consumers": cost["turns"],
+                "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
+                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
                 "the stores": cost["stored"] + cost["segments"],
                 "the weights": cost["weights"],
             }
 
         @property
         def cycles(self) -> float:
-            return sum(self.terms.values()) + CYCLES["unit"]
+            """The sum, without a dictionary: a plan asks it thousands of times."""
+            each = self.constants
+            return (
+                each["tensor"] * self.tensor
+                + each["placed"] * self.placed
+                + each["slices"] * self.slices
+                + each["starved"] * self.starved
+                + each["turns"] * self.turns
+                + each["stored"] * self.stored
+                + each["segments"] * self.segments
+                + each["weights"] * self.weights
+                + each["unit"]
+            )
 
         @property
         def most(self) -> str:
@@ -1147,8 +1186,20 @@ def _planner():
     )
     """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+    SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
+    """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
+    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+
+    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+    SUM_PAIRS = 12
+    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
+    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
+    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
+
     OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
+    SPLIT = 3
+    """Operand type of float32 that must not be rounded."""
     MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
@@ -1175,6 +1226,9 @@ def _planner():
         """The consumers take units in turn, rather than two jobs of the same unit."""
         area: "Area"
         slice_blocks: int
+        sum_slices: int
+        sum_pairs: int
+        """Split float32: slices, and pairs of a tap list, that are summed by themselves; else 0."""
         slices: int
         """Channel slices of one plane."""
         slots: int
@@ -1185,7 +1239,7 @@ def _planner():
         job_groups: int
         tiles: tuple[int, int, int, int]
         cycles: float
-        bound: str
+        work: "UnitWork"
 
         @property
         def microseconds(self) -> float:
@@ -1216,7 +1270,7 @@ def _planner():
         def fields(self, shape: "Shape") -> dict[str, int]:
             task, area = shape.task, self.area
             return {
-                "operand": OPERANDS[task.dtype],
+                "operand": SPLIT if task.split else OPERANDS[task.dtype],
                 "tile_n": self.n,
                 "job_blocks": self.blocks,
                 "channels_last": int(task.channels_last),
@@ -1241,6 +1295,7 @@ def _planner():
                 "pixels": area.pixels,
                 "block_pitch": self.block_pitch,
                 "slice_blocks": self.slice_blocks,
+                "parts": SPLIT_PARTS if task.split else 1,
                 "slices": self.slices,
                 "slots": self.slots,
                 "stages": self.stages,
@@ -1252,6 +1307,8 @@ def _planner():
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),
                 "turn_slices": self.turn_slices,
+                "sum_slices": self.sum_slices,
+                "sum_pairs": self.sum_pairs,
                 "fold_rows": shape.fold_rows,
                 "vector": area.vector,
                 "weight_in": task.weight_in,
@@ -1270,6 +1327,8 @@ def _planner():
             use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
             share = use / (prod(self.tiles) * self.n)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+            if shape.task.split:
+                kind = "halve the columns of a tile"
             copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
             several = f"{planes} planes, each " if planes > 1 else ""
             return (
@@ -1278,7 +1337,7 @@ def _planner():
                 f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
                 f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
                 f"slots, {self.stages} weight stages, input by {copies}",
-                f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+                f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
             )
 
 
@@ -1306,17 +1365,32 @@ def _planner():
         pair_count: int
         """Entries of the table of pairs."""
         pairs: int
-        """WGMMAs of all jobs."""
+        """WGMMAs of all jobs, three for a pair where float32 is split."""
         steps: int
         """Weight blocks of all jobs."""
+        longest: int
+        """Pairs of the longest tap list."""
+        sum_pairs: int
+        additions: int
+        """Of parts of tap lists to the sums, but for the last part of each."""
 
         @staticmethod
-        def of(job_list: "list[Job]", alternate: bool, slice_blocks: int) -> "Load":
+        def of(
+            job_list: "list[Job]",
+            alternate: bool,
+            slice_blocks: int,
+            split: bool = False,
+            sum_pairs: int = 0,
+        ) -> "Load":
+            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
             units = visits(job_list, alternate)
             table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
             kinds = {kind: None for job in job_list for kind in job.kinds}
             lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
             every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            longest = max(every, default=0)
+            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+            steps = sum(step_count(pairs, sum_pairs) for pairs in every)
             # A job that idles brings tap lists of its own, empty ones.
             idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
             return Load(
@@ -1326,8 +1400,11 @@ def _planner():
                 table=sum(table.values()),
                 kinds=len(kinds) + idle,
                 pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-                pairs=sum(every),
-                steps=sum(map(step_count, every)),
+                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+                steps=steps,
+                longest=longest,
+                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
+                sum_pairs=sum_pairs,
             )
 
         @property
@@ -1343,14 +1420,15 @@ def _planner():
         shape: "Shape", by_blocks: "Mapping[int, list[Job] | None]", hardware: "Hardware"
     ) -> "Iterator[Tiling]":
         """Every legal tiling of a shape, with its expected time."""
+        split = shape.task.split
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
         depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
         loads: "dict[tuple[int, bool, int], Load]" = {}
-        for n, blocks in TILES:
+        for n, blocks in SPLIT_TILES if split else TILES:
             job_list = by_blocks[blocks]
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
-            orders = (True, False) if len(job_list) > 1 else (True,)
+            orders = (True, False) if len(job_list) > 1 and not split else (True,)
             for area in areas(shape, n, store_vector(shape, job_list)):
                 if not addressable(shape.task, area):
                     continue
@@ -1359,7 +1437,7 @@ def _planner():
                     for alternate in orders:
                         key = blocks, alternate, slice_blocks
                         if key not in loads:
-                            loads[key] = Load.of(job_list, alternate, slice_blocks)
+                            loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                         if loads[key].fits:
                             interleave = job_list[0].interleave
                             form = (n, *key)
@@ -1407,29 +1485,35 @@ def _planner():
         slice_blocks = form[3]
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
         slices = -(-total_blocks // slice_blocks)
-        slot = slice_blocks * block_pitch(area) * 16
+        parts = SPLIT_PARTS if shape.task.split else 1
+        slot = parts * slice_blocks * block_pitch(area) * 16
         room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
-        work, cycles, known = None, 0.0, 0
+        tiles = tile_counts(shape, area)
+        known: "dict[int, tuple[UnitWork, float]]" = {}
         for stages in (8, 6, 4):
             slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
             if slots < 2:
                 continue
-            if work is None or slots != known:
-                known = slots
-                work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
+            turn = turn_slices(form[2], load.most_visits * slices, slots)
+            if turn not in known:
+                depth = (slices, turn, *ring[0][2::2])
+                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+            work, cycles = known[turn]
             yield Tiling(
                 *form[:3],
                 area,
                 slice_blocks,
+                sum_slices(load) if shape.task.split else 0,
+                load.sum_pairs,
                 slices,
                 slots,
                 stages,
-                turn_slices(form[2], load.most_visits * slices, slots),
+                turn,
                 ring[0],
                 load.groups,
-                tile_counts(shape, area),
+                tiles,
                 cycles,
-                work.most,
+                work,
             )
 
 
@@ -1449,20 +1533,34 @@ def _planner():
         return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
+    def sum_slices(load: "Load") -> int:
+        """Slices that are summed by themselves where float32 is split: of short tap lists more than
+        one. All products of the later ones meet a sum that truncation can take from."""
+        pairs = max(load.longest, 1)
+        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+
+
+    def even_part(pairs: int) -> int:
+        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
+        parts = max(-(-pairs // SUM_PAIRS), 1)
+        return up(max(-(-pairs // parts), 1), STEP_PAIRS)
+
+
     def unit_work(
         shape: "Shape",
         load: "Load",
         interleave: bool,
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int],
+        depth: tuple[int, int, int, int],
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
-        of one plane do: it is loaded and multiplied by itself."""
+        of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
+        turn, channel blocks of a box, boxes in their ring."""
         task = shape.task
         n, _, alternate, slice_blocks = form
-        slices, slots = depth
+        slices, per_turn, box_blocks, boxes = depth
         share = slices / load.groups
         unit_slices = load.visits * share
         outputs = task.outputs / units
@@ -1471,20 +1569,24 @@ def _planner():
         segments = outputs / (area.width * span)
         if task.channels_last:
             segments = 0.0
-        elif shape.columns.out_step > 2:
+        elif shape.columns.out_step > 2 or (interleave and form[1] == 1):
             stored *= SPREAD_STORE
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
-        per_turn = turn_slices(alternate, load.most_visits * slices, slots)
+        turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
+        if task.split:
+            turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
             slices=unit_slices,
-            turns=1 if alternate else 2 * -(-unit_slices // per_turn),
+            starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
+            turns=turns,
             stored=stored,
             segments=segments,
             weights=load.steps * share * STAGE_BYTES,
+            split=task.split,
         )
 
 
@@ -1494,7 +1596,7 @@ def _planner():
         interleave: bool,
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int],
+        depth: tuple[int, int, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
         """The work of a unit, and the cycles that the whole task should take."""
@@ -1505,8 +1607,12 @@ def _planner():
         return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
-    def step_count(pairs: int) -> int:
-        """Weight blocks of a tap list: whole ones, then what is left as 2 and 1."""
+    def step_count(pairs: int, sum_pairs: int) -> int:
+        """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
+        split: of its parts of `sum_pairs`, and twice, tails and heads."""
+        if sum_pairs:
+            parts, left = divmod(pairs, sum_pairs)
+            return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
     # ===== planner/sm90.py ========================================================================
@@ -1516,7 +1622,8 @@ def _planner():
     # pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
     #
     #     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
-    #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
+    #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
+    #             float32 must not be rounded)
     #     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
     #     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     #     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
@@ -1577,8 +1684,6 @@ def _planner():
             return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
         if problem.dtype not in OPERANDS:
             return f"has no {problem.dtype} form"
-        if problem.dtype == "float32" and not problem.tf32:
-            return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
         if problem.ndim != 2 and problem.channels_last:
             return f"{problem.ndim}-D is covered in the contiguous layout only"
         for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -1640,6 +1745,7 @@ def _planner():
             self.pairs: list[int] = []
             self.ranges: "dict[tuple[Kind, tuple[int, int, int]], tuple[int, int]]" = {}
             self.count = 0
+            self.sum_pairs = tiling.sum_pairs
             for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
                 self.index[kind] = len(self.index)
                 rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
@@ -1659,7 +1765,7 @@ def _planner():
             ranges = [self.ranges.get((kind, plane), (0, 0)) for kind in job.kinds] if job else []
             ranges += [(0, 0)] * (MAX_BLOCKS - len(ranges))
             flat = [value for each in ranges for value in each]
-            return flat, sum(step_count(count) for _, count in ranges)
+            return flat, sum(step_count(count, self.sum_pairs) for _, count in ranges)
 
 
     def record(shape: "Shape", job_list: "list[Job]", tiling: "Tiling") -> tuple[int, ...]:
@@ -1737,8 +1843,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 // besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
 // them.
 #define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
-  X(tile_n)        /* pixels of one WGMMA: N */                                                  \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
   X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
@@ -1771,6 +1877,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
   X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
   X(slices)       /* slices of one plane: they cover all input channels */                       \
   X(slots)        /* ring of input slices */                                                     \
   X(stages)       /* ring of weight blocks */                                                    \
@@ -1782,6 +1889,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
   X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
+  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
@@ -1890,6 +1999,18 @@ __device__ __forceinline__ void barrier_init_fence() {
 
 __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Nothing where `on` is false; a predicate, not a branch.
+__device__ __forceinline__ void barrier_arrive_if(bool on, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "setp.ne.u32 on, %0, 0;\n"
+      "@on mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+      "}\n" ::"r"(static_cast<uint32_t>(on)),
+      "r"(barrier)
+      : "memory");
 }
 
 // Arrives once and makes the phase also wait for `bytes` of bulk copies.
@@ -2005,6 +2126,17 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                "r"(v.z), "r"(v.w)
                : "memory");
 }
+// Nothing where `on` is false; a predicate, not a branch.
+__device__ __forceinline__ void store_shared_if(bool on, uint32_t address, uint4 v) {
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "setp.ne.u32 on, %0, 0;\n"
+      "@on st.shared.v4.b32 [%1], {%2, %3, %4, %5};\n"
+      "}\n" ::"r"(static_cast<uint32_t>(on)),
+      "r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+      : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t address, uint2 v) {
   asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
 }
@@ -2017,12 +2149,21 @@ __device__ __forceinline__ void store_shared(uint32_t address, unsigned short v)
 
 // --- numbers and registers -------------------------------------------------------------------
 
-// fp32 -> TF32, to nearest, ties away from zero. Feeding raw fp32 to the tensor core truncates: 3x
-// the error of PyTorch's own TF32 convolution.
+// fp32 -> TF32, to nearest, ties away from zero. The tensor core drops the low 13 bits by itself,
+// so that adding half of what they can hold is enough. (Without the addition: 3x the error of
+// PyTorch's own TF32 convolution.) Three integer instructions; cvt.rna.tf32 is four, of which a
+// compare and a select wait 13 cycles for each other. A NaN stays one: the magnitude stops at its
+// largest value.
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
-  return rounded;
+  return min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
+}
+
+// A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
+// parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
+// cannot.
+template <typename T>
+__device__ __forceinline__ T pinned(T value) {
+  return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
 template <int kRegisters>
@@ -2068,13 +2209,22 @@ namespace upconv {
 
 struct Tf32 {
   using Element = float;
-  static constexpr int kBlockChannels = 4;
+  static constexpr int kBlockChannels = 4, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
+// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// then its tails, and each tap list is gone through three times for the three of the four products
+// of two such sums that count. What is small is added while the sum is small: heads of the input
+// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
+// The tensor core adds with truncation, whose errors all have the same sign: some products are
+// summed by themselves and then added to the rest with rounding. That takes two registers for every
+// output, so the two consumers take half of the tile's columns each, with the same weights and
+// without turns.
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
@@ -2101,7 +2251,7 @@ constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // w
 // visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
 // slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.block_pitch * 16;
+  return p.parts * p.slice_blocks * p.block_pitch * 16;
 }
 __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;
@@ -2198,6 +2348,11 @@ __host__ __device__ inline int unit_count(const Sm90Params& p) {
   return p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x * p.conv_groups * p.job_groups;
 }
 
+// The job group of a unit.
+__device__ __forceinline__ int group_of(const Sm90Params& p, int unit) {
+  return p.job_groups > 1 ? unit % p.job_groups : 0;
+}
+
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
 __device__ __forceinline__ int job_of(const Sm90Params& p, int group, int c) {
   return p.alternate ? group : 2 * group + c;
@@ -2222,6 +2377,335 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
   return total;
 }
 
+// --- What consumers read ---------------------------------------------------------------------
+
+// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
+// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
+// moving the operand adds to the low word, which never carries.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
+  return (address >> 4) | (k_step << 16);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+}
+
+// What a lane loads or stores at a time.
+template <int kBytes>
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+
+// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
+__device__ __forceinline__ int steps_in_list(int pairs) {
+  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+}
+
+// Places in the tile of the pairs of a step, from the table.
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
+  const int4 v = *reinterpret_cast<const int4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
+  to[0] = from[0], to[1] = from[1];
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
+  to[0] = from[0];
+}
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_epilogue.cuh ===============================================================
+
+// Hopper kernel: how a consumer warpgroup stores what it has accumulated.
+
+namespace upconv {
+
+// --- Consumers: epilogue ---------------------------------------------------------------------
+
+// The accumulators of a warpgroup, MB blocks of 64 rows by N pixels. Each warp regroups its 16 rows
+// through its own staging slice; no other warp is waited for.
+template <typename Operand, int N, int MB>
+struct Epilogue {
+  using Element = typename Operand::Element;
+  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
+  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
+  static constexpr int kChunk = 256 / sizeof(Element);
+  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
+  static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
+  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
+  static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
+  const Sm90Params& p;
+  const Shared& shared;
+  const int c;  // which of the two consumers
+  float d[MB][N / 2];
+
+  // Of the tile's columns, the first one of this consumer's.
+  __device__ __forceinline__ int first_column() const { return Operand::kSplit ? c * N : 0; }
+
+  // Outputs of one channel of an image.
+  __device__ __forceinline__ int64_t out_area() const {
+    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  }
+
+  // First output of a unit's depth and row phase in y, channel 0 of its group.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
+                                                 int first_x) const {
+    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
+    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
+    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
+    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
+    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
+    if (p.channels_last) {
+      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
+    }
+    return (image * p.out_channels + channels) * out_area() + pixel;
+  }
+
+  // Does the unit's one depth of a phase exist?
+  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
+    return where.z * p.out_step_z + first_z < p.out_d;
+  }
+
+  // Are all outputs of the tile inside, for the given row phase and last column phase?
+  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
+    return where.o + p.tile_o <= p.batch &&
+           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
+           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
+  }
+
+  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
+  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
+                                               int extra_x) const {
+    const int at = n < N ? shared.places[first_column() + n] : -1;
+    if (inside || at < 0) return at;
+    const int entry = shared.columns[first_column() + n];
+    const bool on = where.o + (entry >> 16) < p.batch &&
+                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
+                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
+    return on ? at : -1;
+  }
+
+  // Bias of an output channel; 0 past the end.
+  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
+    if (!p.bias || channel >= p.out_channels) return 0.f;
+    const int at = where.conv_group * p.out_channels + channel;
+    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
+  }
+
+  template <int V>
+  using Vector = VectorOf<V * sizeof(Element)>;
+
+  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
+  // is written, lest each read wait for the write before it.
+  template <int V, int kSpan>
+  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
+                                        bool inside, uint32_t columns, int first_x, int first_y,
+                                        int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    const int span = kSpan ? kSpan : p.out_step_x;
+    const int64_t channel_step = out_area();
+    const int first_row = threadIdx.x % 32 / kLanes;
+#pragma unroll 1
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
+      const int q = position / span, residue = position - q * span;
+      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int at =
+          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
+      if (at < 0) continue;
+      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
+      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
+#pragma unroll
+      for (int row = 0; row < 16; row += kBatch * kTogether) {
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first_row + row + i * kTogether < channels) {
+            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+          }
+          target += kTogether * channel_step;
+        }
+      }
+    }
+  }
+
+  // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
+  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
+  // columns, kSpan of them for a lattice point (0: the plan says how many).
+  template <int kFirst, int kCount, int kColumns, int kSpan>
+  __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
+    const int span = kSpan ? kSpan : p.out_step_x;
+    const Sm90Kind& first = p.kind[job.kind[kFirst]];
+    const int first_y = first.first_y[warp * 16 / p.fold_rows];
+    const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
+    const int first_x = kSpan == 1 ? first.first_x : 0;
+    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
+    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+    // Not unrolled, or the code grows tenfold; only the choice of registers is.
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
+      const int width = min(kColumns, N - chunk) * span;
+      __syncwarp();
+      if (holes) {  // columns of phases without taps: the bias alone
+        for (int i = lane % 4; i < width; i += 4) {
+          put<1>(row, i, bias0);
+          put<1>(row, i + 8 * kPitch, bias8);
+        }
+        __syncwarp();
+      }
+      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
+      __syncwarp();
+      constexpr int kMost = 16 / sizeof(Element);
+      const int channels = p.out_channels - channel;
+      if (p.vector == kMost) {
+        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                            chunk, width);
+      } else if (p.vector == 2) {
+        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
+      } else {
+        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
+      }
+    }
+  }
+
+  // Puts this lane's accumulators of one chunk into its two rows.
+  template <int kFirst, int kCount, int kColumns, int kSpan>
+  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
+                                                float bias0, float bias8) const {
+#pragma unroll
+    for (int each = 0; each < N; each += kColumns) {
+      if (each == chunk) {
+#pragma unroll
+        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
+          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
+          const float bias = g % 2 ? bias8 : bias0;
+          if (n < N) {
+            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
+            if constexpr (kSpan == 1) {
+              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
+            } else if constexpr (kSpan == 2) {
+              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
+                     d[1][i + 1] + bias);
+            } else {
+#pragma unroll
+              for (int j = 0; j < kCount; ++j) {
+                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
+                put<1>(row, place, d[j][i] + bias);
+                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // V neighbouring elements of a staged row.
+  template <int V, typename... Values>
+  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
+    alignas(16) const Element packed[V] = {Operand::from_float(values)...};
+    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
+  }
+
+  // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
+  template <int j>
+  __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
+    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const Sm90Kind& kind = p.kind[job.kind[j]];
+    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
+    const int channel = job.channel[j] + warp * 16 % p.fold_rows;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    const int lane_channel = channel + lane % kLanes * kE;
+    const bool inside = unit_inside(where, first_y, kind.first_x);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kPixels) {
+      __syncwarp();
+      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
+      __syncwarp();
+      uint4 v[kPixels * kLanes / 32];
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
+      }
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
+        if (at >= 0 && lane_channel < p.out_channels) {
+          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
+        }
+      }
+    }
+  }
+
+  template <int j>
+  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
+                                               float bias8) const {
+#pragma unroll
+    for (int each = 0; each < N; each += kPixels) {
+      if (each == chunk) {
+#pragma unroll
+        for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
+          const int i = (each / 8 + g) * 4;
+          const int pixel = place + g * 8 * kPixelPitch;
+          put<1>(staging, pixel, d[j][i] + bias0);
+          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
+          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
+          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
+        }
+      }
+    }
+  }
+
+  template <int j = 0>
+  __device__ __forceinline__ void store_each(const Sm90Job& job, const Unit& where) const {
+    if constexpr (j < MB) {
+      if (p.channels_last) {
+        store_channels_last<j>(job, where);
+      } else if constexpr (MB <= 2) {
+        store_contiguous<j, 1, kChunk, 1>(job, where);
+      }
+      store_each<j + 1>(job, where);
+    }
+  }
+
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (!job.interleave) {
+      store_each(job, where);
+    } else if constexpr (MB == 2) {
+      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+    } else {
+      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      if constexpr (MB == 1) {
+        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      }
+      store_contiguous<0, MB, 8, 0>(job, where);
+    }
+  }
+};
+
 }  // namespace upconv
 
 // ===== csrc/cuda/wgmma.cuh =======================================================================
@@ -2237,6 +2721,7 @@ namespace upconv {
 struct Tf32;
 struct Bf16;
 struct Fp16;
+struct Split;
 
 template <typename Operand, int N>
 struct Wgmma;
@@ -2496,44 +2981,20 @@ struct Wgmma<Tf32, 256> {
 
 // ===== csrc/cuda/sm90_consumer.cuh ===============================================================
 
-// Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store.
+// Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store
+// (sm90_epilogue.cuh).
 
 namespace upconv {
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
-// moving the operand adds to the low word, which never carries.
-__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
-  return (address >> 4) | (k_step << 16);
-}
-__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
-  return static_cast<uint64_t>(128 >> 4) << 32 | low;
-}
-
-// What a lane loads or stores at a time.
-template <int kBytes>
-using VectorOf = std::conditional_t<
-    kBytes == 2, unsigned short,
-    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
-
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
-struct Consumer {
-  using Element = typename Operand::Element;
-  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
-  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
-  static constexpr int kChunk = 256 / sizeof(Element);
-  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
-  static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
-  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
-  static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
-  const Sm90Params& p;
-  const Shared& shared;
-  const int c;
+struct Consumer : Epilogue<Operand, N, MB> {
+  using Base = Epilogue<Operand, N, MB>;
+  using Base::c, Base::d, Base::p, Base::shared;
   const bool issuer;  // the one thread of the warpgroup that arrives on barriers
-  float d[MB][N / 2];
+  float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
   int stage = 0, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -2541,20 +3002,15 @@ struct Consumer {
   int older = 0, newer = 0;
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
-      : p(p),
-        shared(shared),
-        c(c),
+      : Base{p, shared, c},
         issuer(threadIdx.x % 128 == 0),
         turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
   __device__ __forceinline__ void retire(int step) {
-    if (issuer) {
-      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
-      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
-    }
-    __syncwarp();
+    ptx::barrier_arrive_if(issuer && (step & 0xff), shared.spent + 8 * (step & 0xff) - 8);
+    ptx::barrier_arrive_if(issuer && step >> 8, shared.emptied + 8 * (step >> 8) - 8);
   }
 
   // Waits for everything in flight and gives it back.
@@ -2566,13 +3022,26 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void begin_turn() {
+    if constexpr (Operand::kSplit) return;
     ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
     turn_parity ^= 1;
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    if (issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(!Operand::kSplit && issuer, shared.turn + 8 * (1 - c));
     drain();
+    __syncwarp();
+  }
+
+  // Adds the products of row block j since the last time to its sums.
+  __device__ __forceinline__ void add_up(int j) {
+    drain();
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      ptx::keep_after_wait(d[j][i]);
+      sum[j][i] += d[j][i];
+      d[j][i] = 0.f;
+    }
   }
 
   // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
@@ -2590,22 +3059,11 @@ struct Consumer {
     while (slot >= p.slots) slot -= p.slots, slot_parity ^= 1;
   }
 
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
-    const int4 v = *reinterpret_cast<const int4*>(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
-    to[0] = from[0], to[1] = from[1];
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
-    to[0] = from[0];
-  }
-
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it.
+  // tile. Two steps stay in flight behind it. `keep`: the block will be read again.
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets) {
+                                           const int* offsets, bool keep) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -2620,8 +3078,33 @@ struct Consumer {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = stage + 1;
+    newer = keep ? 0 : stage + 1;
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
+  }
+
+  // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+  __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
+                                                const int* pair, int count, bool keep = false) {
+    int left = count;
+    for (; left >= 4; left -= 4, pair += 4) multiply<4>(accumulator, tile, pair, keep);
+    if (left == 0) return;
+    if (left & 2) multiply<2>(accumulator, tile, pair, keep);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep);
+  }
+
+  // Split operands: each part of the list three times (see Split), the last time with the weight
+  // blocks of the time before.
+  __device__ __forceinline__ void multiply_parts(int j, uint32_t tile, const int* pair, int count) {
+    const uint32_t tails = p.slice_blocks * p.block_pitch;
+    for (int first = 0; first < count; first += p.sum_pairs) {
+      const int part = min(count - first, p.sum_pairs);
+      if (first) add_up(j);
+#pragma unroll 1
+      for (int lap = 0; lap < 3; ++lap) {
+        if (lap == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
+        multiply_list(d[j], tile + (lap == 1 ? tails : 0), pair + first, part, lap == 1);
+      }
+    }
   }
 
   // `lists`: each block's tap list, its first pair and their number in 16 bits each.
@@ -2631,15 +3114,17 @@ struct Consumer {
       drain();
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
-    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch);
+    const uint32_t tile =
+        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_column();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
-      // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
       const int* pair = shared.pairs + (lists[j] >> 16);
-      int left = lists[j] & 0xffff;
-      for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-      for (; left >= 2; left -= 2) multiply<2>(d[j], tile, pair);
-      for (; left >= 1; --left) multiply<1>(d[j], tile, pair + (lists[j] & 2));
+      const int count = lists[j] & 0xffff;
+      if constexpr (Operand::kSplit) {
+        multiply_parts(j, tile, pair, count);
+      } else {
+        multiply_list(d[j], tile, pair, count);
+      }
     }
     uint32_t pairs = 0;
 #pragma unroll
@@ -2668,20 +3153,30 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
+      for (int i = 0; i < N / 2; ++i) {
+        d[j][i] = 0.f;
+        if constexpr (Operand::kSplit) sum[j][i] = 0.f;
+      }
+    int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);
     // A unit without slices takes an empty turn: the other consumer waits for it.
     int slice = 0, left = slices;
     do {
-      const int count = min(p.turn_slices, left);
-      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, count);
-      left -= count;
+      const int rest = max(left - p.turn_slices, 0);  // after this turn
+      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
       begin_turn();
-      if (!count) keep_together();
-      for (int i = 0; i < count; ++i) {
+      if (!left) keep_together();
+      for (; left > rest; --left) {
         multiply_slice(lists);
+        if constexpr (Operand::kSplit) {
+          if (++unsummed == p.sum_slices || left == 1) {
+            unsummed = 0;
+#pragma unroll
+            for (int j = 0; j < MB; ++j) add_up(j);
+          }
+        }
         if (++slice == p.slices) {
           slice = 0;
           visit += kVisitWords;
@@ -2694,285 +3189,29 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[j][i]);
-  }
-
-  // --- Consumers: epilogue ---------------------------------------------------------------------
-  // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
-
-  // Outputs of one channel of an image.
-  __device__ __forceinline__ int64_t out_area() const {
-    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
-  }
-
-  // First output of a unit's depth and row phase in y, channel 0 of its group.
-  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
-                                                 int first_x) const {
-    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
-    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
-    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
-    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
-    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
-    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
-    if (p.channels_last) {
-      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
-    }
-    return (image * p.out_channels + channels) * out_area() + pixel;
-  }
-
-  // Does the unit's one depth of a phase exist?
-  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
-    return where.z * p.out_step_z + first_z < p.out_d;
-  }
-
-  // Are all outputs of the tile inside, for the given row phase and last column phase?
-  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
-    return where.o + p.tile_o <= p.batch &&
-           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
-           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
-  }
-
-  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
-  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
-                                               int extra_x) const {
-    const int at = n < N ? shared.places[n] : -1;
-    if (inside || at < 0) return at;
-    const int entry = shared.columns[n];
-    const bool on = where.o + (entry >> 16) < p.batch &&
-                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
-                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
-    return on ? at : -1;
-  }
-
-  // Bias of an output channel; 0 past the end.
-  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
-    if (!p.bias || channel >= p.out_channels) return 0.f;
-    const int at = where.conv_group * p.out_channels + channel;
-    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
-  }
-
-  template <int V>
-  using Vector = VectorOf<V * sizeof(Element)>;
-
-  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
-  // is written, lest each read wait for the write before it.
-  template <int V, int kSpan>
-  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
-                                        bool inside, uint32_t columns, int first_x, int first_y,
-                                        int channels, int chunk, int width) const {
-    constexpr int kLanes = kChunk / V;  // that one row takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int span = kSpan ? kSpan : p.out_step_x;
-    const int64_t channel_step = out_area();
-    const int first_row = threadIdx.x % 32 / kLanes;
-#pragma unroll 1
-    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(columns >> residue & 1)) continue;
-      const int at =
-          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
-      if (at < 0) continue;
-      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
-      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
-#pragma unroll
-      for (int row = 0; row < 16; row += kBatch * kTogether) {
-        Vector<V> v[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (first_row + row + i * kTogether < channels) {
-            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
-          }
-          target += kTogether * channel_step;
-        }
+      for (int i = 0; i < N / 2; ++i) {
+        ptx::keep_after_wait(d[j][i]);
+        if constexpr (Operand::kSplit) d[j][i] = sum[j][i];
       }
-    }
-  }
-
-  // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
-  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
-  // columns, kSpan of them for a lattice point (0: the plan says how many).
-  template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
-    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
-    const int span = kSpan ? kSpan : p.out_step_x;
-    const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = first.first_y[warp * 16 / p.fold_rows];
-    const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
-    const int first_x = kSpan == 1 ? first.first_x : 0;
-    const bool inside = unit_inside(where, first_y, first_x + span - 1);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
-    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
-    const float bias0 = row_bias(where, channel + lane / 4),
-                bias8 = row_bias(where, channel + 8 + lane / 4);
-    // Not unrolled, or the code grows tenfold; only the choice of registers is.
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * span;
-      __syncwarp();
-      if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) {
-          put<1>(row, i, bias0);
-          put<1>(row, i + 8 * kPitch, bias8);
-        }
-        __syncwarp();
-      }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
-      __syncwarp();
-      constexpr int kMost = 16 / sizeof(Element);
-      const int channels = p.out_channels - channel;
-      if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                            chunk, width);
-      } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
-      } else {
-        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
-      }
-    }
-  }
-
-  // Puts this lane's accumulators of one chunk into its two rows.
-  template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
-                                                float bias0, float bias8) const {
-#pragma unroll
-    for (int each = 0; each < N; each += kColumns) {
-      if (each == chunk) {
-#pragma unroll
-        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
-          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
-          const float bias = g % 2 ? bias8 : bias0;
-          if (n < N) {
-            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
-            if constexpr (kSpan == 1) {
-              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
-            } else if constexpr (kSpan == 2) {
-              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
-                     d[1][i + 1] + bias);
-            } else {
-#pragma unroll
-              for (int j = 0; j < kCount; ++j) {
-                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
-                put<1>(row, place, d[j][i] + bias);
-                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // V neighbouring elements of a staged row.
-  template <int V, typename... Values>
-  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
-    alignas(16) const Element packed[V] = {Operand::from_float(values)...};
-    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
-  }
-
-  // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
-  template <int j>
-  __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
-    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
-    const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
-    const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
-    const int lane_channel = channel + lane % kLanes * kE;
-    const bool inside = unit_inside(where, first_y, kind.first_x);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
-    const float bias0 = row_bias(where, channel + lane / 4),
-                bias8 = row_bias(where, channel + 8 + lane / 4);
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += kPixels) {
-      __syncwarp();
-      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
-      __syncwarp();
-      uint4 v[kPixels * kLanes / 32];
-#pragma unroll
-      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
-        const int n = i * (32 / kLanes) + lane / kLanes;
-        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
-      }
-#pragma unroll
-      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
-        const int n = i * (32 / kLanes) + lane / kLanes;
-        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
-        if (at >= 0 && lane_channel < p.out_channels) {
-          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
-        }
-      }
-    }
-  }
-
-  template <int j>
-  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
-                                               float bias8) const {
-#pragma unroll
-    for (int each = 0; each < N; each += kPixels) {
-      if (each == chunk) {
-#pragma unroll
-        for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
-          const int i = (each / 8 + g) * 4;
-          const int pixel = place + g * 8 * kPixelPitch;
-          put<1>(staging, pixel, d[j][i] + bias0);
-          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
-          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
-          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
-        }
-      }
-    }
-  }
-
-  template <int j = 0>
-  __device__ __forceinline__ void store_each(const Sm90Job& job, const Unit& where) const {
-    if constexpr (j < MB) {
-      if (p.channels_last) {
-        store_channels_last<j>(job, where);
-      } else if constexpr (MB <= 2) {
-        store_contiguous<j, 1, kChunk, 1>(job, where);
-      }
-      store_each<j + 1>(job, where);
-    }
-  }
-
-  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (job.interleave) {
-      store_contiguous<0, MB, MB == 2 ? kChunk / 2 : 8, MB == 2 ? 2 : 0>(job, where);
-    } else {
-      store_each(job, where);
-    }
   }
 
   // Moves past a whole unit of the other consumer.
   __device__ __forceinline__ void skip_unit(int unit) {
-    const int group = unit % p.job_groups;
+    const int group = group_of(p, unit);
     skip_stages(p.job[group].steps);
     skip_slots(slices_of(p, group));
   }
 
   __device__ __forceinline__ void run() {
-    const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
-    for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
-      if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
-      const int group = unit % p.job_groups;
+    const bool skips = p.alternate && !Operand::kSplit;  // every other unit
+    const int step = skips ? 2 * gridDim.x : gridDim.x;
+    for (int unit = blockIdx.x + skips * c * gridDim.x; unit < unit_count(p); unit += step) {
+      if (skips && c == 1) skip_unit(unit - gridDim.x);
+      const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
-      store(job, Unit(p, unit));
-      if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
+      this->store(job, Unit(p, unit));
+      if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
   }
 };
@@ -3071,7 +3310,7 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
     } while (planes == 0);
@@ -3224,6 +3463,11 @@ struct Loader {
       ptx::store_shared(target + i * 16,
                         make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
                                    Operand::prepare(word[2]), Operand::prepare(word[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16,
+                          make_uint4(Operand::tail(word[0]), Operand::tail(word[1]),
+                                     Operand::tail(word[2]), Operand::tail(word[3])));
+      }
     }
   }
 };
@@ -3302,33 +3546,40 @@ namespace upconv {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
+  const int units, stages;
+  const uint32_t ring;
   int unit, stage = 0;
   uint32_t parity = 1;
   // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
   int slices = 0, slice = 0;
   const int* visit = nullptr;
-  int turn = 0;            // whose turn comes next
-  int left = 0;            // weight blocks of this turn
-  const uint4* source[2];  // what each consumer needs next
+  int turn = 0;  // whose turn comes next
+  int left = 0;  // weight blocks of this turn
+  // What each consumer needs next. Two pointers, not an array: that would lie in local memory.
+  const uint4 *first = nullptr, *second = nullptr;
 
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), unit(blockIdx.x) {
+      : p(p),
+        shared(shared),
+        units(ptx::pinned(unit_count(p))),
+        stages(ptx::pinned(p.stages)),
+        ring(ptx::pinned(shared.weights)),
+        unit(blockIdx.x) {
     begin_unit();
     find();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   __device__ __forceinline__ void begin_unit() {
-    const int group = unit % p.job_groups;
-    const int64_t first = static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const Sm90Job& job = p.job[job_of(p, group, c)];
-      source[c] = p.w + (first + job.weights) * (kStageBytes / 16);
-    }
+    const int group = group_of(p, unit);
+    const int64_t skipped =
+        p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
+    const Sm90Job& job = p.job[job_of(p, group, 0)];
+    first = p.w + (skipped + job.weights) * (kStageBytes / 16);
+    second = p.w + (skipped + p.job[job_of(p, group, 1)].weights) * (kStageBytes / 16);
     slices = slices_of(p, group);
     slice = 0;
-    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
+    visit = shared.visits + job.visit * kVisitWords;
   }
 
   // The next turn that has weights.
@@ -3353,11 +3604,12 @@ struct WeightFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    const uint4*& from = turn ? source[0] : source[1];  // `turn` is one ahead
     ptx::barrier_arrive_expect(full, kStageBytes);
-    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
-    from += kStageBytes / 16;
-    if (++stage == p.stages) stage = 0, parity ^= 1;
+    const uint4* from = turn ? first : second;  // `turn` is one ahead
+    ptx::bulk_copy(ring + stage * kStageBytes, from, kStageBytes, full);
+    first += turn ? kStageBytes / 16 : 0;
+    second += turn ? 0 : kStageBytes / 16;
+    if (++stage == stages) stage = 0, parity ^= 1;
     if (--left == 0) find();
   }
 };
@@ -3379,6 +3631,7 @@ struct BoxFeed {
   const Shared& shared;
   const CUtensorMap& map;
   const int block_channels;
+  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a box
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -3387,16 +3640,24 @@ struct BoxFeed {
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map, int block_channels)
-      : p(p), shared(shared), map(map), block_channels(block_channels), unit(blockIdx.x) {
-    if (p.copy != kCopyBoxes) unit = unit_count(p);
+      : p(p),
+        shared(shared),
+        map(map),
+        block_channels(block_channels),
+        units(ptx::pinned(p.copy == kCopyBoxes ? unit_count(p) : 0)),
+        blocks(ptx::pinned(p.slices * p.slice_blocks)),
+        chunks(ptx::pinned(p.raw_chunks)),
+        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
+        chunk_bytes(ptx::pinned(p.raw_bytes)),
+        unit(blockIdx.x) {
     begin_unit();
   }
-  __device__ __forceinline__ bool live() const { return unit < unit_count(p); }
+  __device__ __forceinline__ bool live() const { return unit < units; }
 
   // From `unit` on, the first one that reads anything.
   __device__ __forceinline__ void begin_unit() {
     for (; live(); unit += gridDim.x) {
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       planes = job.visits;
       visit = shared.visits + job.visit * kVisitWords;
       if (planes) break;
@@ -3416,12 +3677,12 @@ struct BoxFeed {
   __device__ __forceinline__ void try_next() {
     if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk;
-    ptx::barrier_arrive_expect(full, p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16);
+    ptx::barrier_arrive_expect(full, bytes);
     const int channel = block * block_channels;
-    ptx::box_copy(shared.raw + chunk * p.raw_bytes, map, x, y, z, channel, image, full);
-    if (++chunk == p.raw_chunks) chunk = 0, parity ^= 1;
+    ptx::box_copy(shared.raw + chunk * chunk_bytes, map, x, y, z, channel, image, full);
+    if (++chunk == chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
-    if (block < p.slices * p.slice_blocks) return;
+    if (block < blocks) return;
     block = 0;
     if (--planes) {
       visit += kVisitWords;
@@ -3459,16 +3720,27 @@ struct BoxLoader {
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
-  const uint32_t channel_step;  // bytes
-  int places;                   // of this thread
-  int source[kMost];            // bytes into the box, -1: zeros
+  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const uint32_t tail_step;                 // from the head of a split number to its tail
+  const int raw_blocks;
+  // Every thread has as many places; those past the tile are read anywhere and not written, those
+  // that pad it to 4 pixels are written and never used.
+  int source[kMost];  // bytes into the box
+
+  __device__ __forceinline__ static int places(const Sm90Params& p) {
+    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
+  }
 
   __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
-      : p(p), shared(shared), channel_step(p.raw_w * p.raw_h * sizeof(Element)), places(0) {
+      : p(p),
+        shared(shared),
+        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
+        block_step(ptx::pinned(p.block_pitch * 16)),
+        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
+        raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      if (pixel < p.pixels) places = i + 1;
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
@@ -3476,126 +3748,145 @@ struct BoxLoader {
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
       const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
                      static_cast<int>(sizeof(Element));
-      source[i] = lane < p.lanes ? at : -1;
+      source[i] = lane < p.lanes ? at : 0;
     }
   }
 
   // One pixel, or two of 16 bits, of every channel at one place of the box.
-  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box, int at) const {
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t from) const {
 #pragma unroll
-    for (int c = 0; c < kE; ++c) {
-      v[c] = 0;
+    for (int c = 0; c < kE; ++c, from += channel_step) {
       if constexpr (kStep) {
-        unsigned short low = 0, high = 0;
-        const uint32_t from = box + at + c * channel_step;
-        if (at >= 0) ptx::load_shared(low, from);
-        if (at >= 0) ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        unsigned short low, high;
+        ptx::load_shared(low, from);
+        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
         v[c] = low | static_cast<uint32_t>(high) << 16;
       } else {
-        if (at >= 0) ptx::load_shared(v[c], box + at + c * channel_step);
+        ptx::load_shared(v[c], from);
       }
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i) const {
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
+                                        bool on) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
-      ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
-                                           Operand::prepare(v[2]), Operand::prepare(v[3])));
+      ptx::store_shared_if(on, target,
+                           make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
+                                      Operand::prepare(v[2]), Operand::prepare(v[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
+      }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;
 #pragma unroll
       for (uint32_t k = 0; k < 2; ++k) {
         const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
-        ptx::store_shared(target + (k ^ odd) * 16,
-                          make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
-                                     __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+        ptx::store_shared_if(
+            on, target + (k ^ odd) * 16,
+            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
       }
     }
   }
 
-  // kBlocks channel blocks of a box, kPlaces places at a time: 4 in all, so that their latencies
-  // overlap; 2 where a place takes two reads.
+  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
+  // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t target) const {
-    static_assert(kBlocks * kPlaces == (kStep ? 2 : 4), "registers");
-    uint32_t v[kBlocks][kPlaces][kE];
+  __device__ __forceinline__ void place(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kRoom = (kStep ? 16 : 32) / kE / kBlocks;
+    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
 #pragma unroll
-    for (int first = 0; first < kMost; first += kPlaces) {
-      if (first >= places) break;
+    for (int first = 0; first < kPlaces; first += kTogether) {
+      uint32_t v[kBlocks][kTogether][kE];
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            read(v[b][i], box + b * kE * channel_step, source[(first + i) % kMost]);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          read(v[b][i - first], box + b * kE * channel_step + source[i]);
         }
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
-        for (int i = 0; i < kPlaces; ++i) {
-          if (first + i < kMost && first + i < places)
-            write(v[b][i], target + b * p.block_pitch * 16, first + i);
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
         }
     }
   }
 
-  // All channel blocks of a box; small tiles have too few places to keep a thread busy with one.
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target) const {
-    const int blocks = kStep || places > 2 ? 1 : min(places == 1 ? 4 : 2, p.raw_blocks);
-    for (int i = 0; i < p.raw_blocks; i += blocks) {
-      if constexpr (kStep) {
-        place<1, 2>(box, target);
-      } else if (blocks == 1) {
-        place<1, 4>(box, target);
-      } else if (blocks == 2) {
-        place<2, 2>(box, target);
-      } else {
-        place<4, 1>(box, target);
-      }
-      box += blocks * kE * channel_step;
-      target += blocks * p.block_pitch * 16;
+  // All channel blocks of a box, several at a time where a thread has few places.
+  template <int kPlaces>
+  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target, bool last) const {
+    constexpr int kBlocks = kStep || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
+    int left = raw_blocks;
+    for (; left >= kBlocks; left -= kBlocks) {
+      place<kBlocks, kPlaces>(box, target, last);
+      box += kBlocks * kE * channel_step;
+      target += kBlocks * block_step;
+    }
+    for (; kBlocks > 1 && left > 0; --left) {
+      place<1, kPlaces>(box, target, last);
+      box += kE * channel_step;
+      target += block_step;
     }
   }
 
+  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
+  // place cost more than its reads.
+  template <int kPlaces>
   __device__ __forceinline__ void run() const {
     int chunk = 0, slot = 0;
     uint32_t chunk_parity = 0, slot_parity = 1;
     const bool speaker = threadIdx.x % 32 == 0;
-    for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
+    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
+    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
+    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
+    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, unit % p.job_groups, 0)];
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       const int* visit = shared.visits + job.visit * kVisitWords;
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
         const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
         for (int slices = p.slices; slices > 0; --slices) {
           ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
           uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int block = 0; block < p.slice_blocks; block += p.raw_blocks) {
+          for (int box = boxes; box > 0; --box) {
             ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * p.raw_bytes + phase, target);
-            target += p.raw_blocks * p.block_pitch * 16;
+            place_box<kPlaces>(shared.raw + chunk * chunk_bytes + phase, target, last);
+            target += raw_blocks * block_step;
             __syncwarp();
             if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == p.raw_chunks) chunk = 0, chunk_parity ^= 1;
+            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
           }
           ptx::fence_async_proxy();
           __syncwarp();
           if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == p.slots) slot = 0, slot_parity ^= 1;
+          if (++slot == slots) slot = 0, slot_parity ^= 1;
         }
       }
     }
   }
 };
 
+template <typename Loader, int kPlaces = 1>
+__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
+  if (Loader::places(p) == kPlaces) {
+    loader.template run<kPlaces>();
+  } else if constexpr (kPlaces < Loader::kMost) {
+    run_loader<Loader, kPlaces + 1>(p, loader);
+  }
+}
+
 template <typename Operand>
 __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
   if constexpr (sizeof(typename Operand::Element) == 2) {
-    if (p.in_step_x > 1) return BoxLoader<Operand, true>(p, shared).run();
+    if (p.in_step_x > 1) return run_loader(p, BoxLoader<Operand, true>(p, shared));
   }
-  BoxLoader<Operand, false>(p, shared).run();
+  run_loader(p, BoxLoader<Operand, false>(p, shared));
 }
 
 }  // namespace upconv
@@ -3625,6 +3916,7 @@ __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& sh
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
+// With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
@@ -3643,18 +3935,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
                      const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
-  static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
+  static_assert(Operand::kShares * MB * N <= 256, "more than 128 sums a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
@@ -3668,7 +3960,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
-  list_columns<N>(p, shared);
+  list_columns<Operand::kShares * N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -3690,9 +3982,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Weight packing --------------------------------------------------------------------------
 
-// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90List& list) {
-  return list.count / kStepPairs + __popc(list.count % kStepPairs);
+// Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
+// tails of its weights, then the heads.
+template <typename Operand>
+__device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
+  if (!Operand::kSplit) return steps_in_list(list.count);
+  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+              steps_in_list(list.count % p.sum_pairs));
+}
+
+// The part of a list that a step of split operands belongs to, and the number of its first step.
+__device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
+                                            int* first) {
+  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
+  *first = part * each;
+  return {static_cast<uint16_t>(list.begin + begin),
+          static_cast<uint16_t>(min(list.count - begin, p.sum_pairs))};
 }
 
 // Pair `k` of a step, -1 where the step is not full.
@@ -3725,8 +4031,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     const Sm90Visit& visit = p.visit[at];
     const int slice = step / visit.steps[c];
     step %= visit.steps[c];
-    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
-    const int index = pair_of(visit.list[c][j], step, k);
+    while (step >= steps_of<Operand>(p, visit.list[c][j])) {
+      step -= steps_of<Operand>(p, visit.list[c][j++]);
+    }
+    Sm90List list = visit.list[c][j];
+    bool tail = false;
+    if constexpr (Operand::kSplit) {
+      int first;
+      list = part_of(p, list, step, &first);
+      step -= first;
+      tail = step < steps_in_list(list.count);
+      if (!tail) step -= steps_in_list(list.count);
+    }
+    const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -3740,6 +4057,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
+    if constexpr (Operand::kSplit) {
+      if (tail) {
+        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
+                               Operand::tail(v.w));
+        continue;
+      }
+    }
     packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
                            Operand::prepare(v.w));
   }
@@ -3757,6 +4081,9 @@ namespace upconv {
 #define UPCONV_SM90_TILES(X) \
   X(256, 1)                  \
   X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+
+// The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
+#define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
@@ -3813,9 +4140,14 @@ template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
-#define UPCONV_TRY(n, mb) \
-  if (p.tile_n == n && p.job_blocks == mb) return launch_tile<Operand, n, mb>(p, blocks, stream);
-  UPCONV_SM90_TILES(UPCONV_TRY)
+#define UPCONV_TRY(n, mb)                  \
+  if (p.tile_n == n && p.job_blocks == mb) \
+    return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
+  if constexpr (Operand::kSplit) {
+    UPCONV_SM90_SPLIT_TILES(UPCONV_TRY)
+  } else {
+    UPCONV_SM90_TILES(UPCONV_TRY)
+  }
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
@@ -3838,7 +4170,7 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
 
 // ===== csrc/cuda/sm90_tf32.cu ====================================================================
 
-// The Hopper kernel for Tf32 operands; a file of its own so that the three compile side by side.
+// The Hopper kernel for Tf32 operands; a file of its own so that the four compile side by side.
 
 namespace upconv {
 

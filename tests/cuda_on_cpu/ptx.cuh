@@ -44,6 +44,9 @@ inline void barrier_arrive(uint32_t at) {
   --barrier.pending;
   barrier.settle();
 }
+inline void barrier_arrive_if(bool on, uint32_t at) {
+  if (on) barrier_arrive(at);
+}
 inline void barrier_arrive_expect(uint32_t at, uint32_t bytes) {
   barriers.at(at).bytes += bytes;
   barrier_arrive(at);
@@ -94,6 +97,9 @@ template <typename T>
 void store_shared(uint32_t at, T v) {
   std::memcpy(shared_pointer(at, sizeof(T)), &v, sizeof(T));
 }
+inline void store_shared_if(bool on, uint32_t at, uint4 v) {
+  if (on) store_shared(at, v);
+}
 inline void fence_async_proxy() {}
 
 template <typename T>
@@ -109,7 +115,8 @@ template <int>
 void take_registers() {}
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
 inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgroup issue together
-inline void wgmma_commit() {}
+// A WGMMA is the four warps' together: it is over for one when it is over for all of them.
+inline void wgmma_commit() { warpgroup_sync(0); }
 template <int>
 void wgmma_wait() {}
 inline void keep_after_wait(float&) {}

@@ -32,8 +32,9 @@ PROVEN = {
     (mma.KERNEL, "forward"): ((9, 0),),
 }
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
-their tests passed on a GPU. Elsewhere they are on trial and serve only where they are asked for by
-name."""
+their tests passed on a GPU, in this form or in one from which it differs by what the CPU tests
+cover (docs/notes tells what ran when). Elsewhere they are on trial and serve only where they are
+asked for by name."""
 
 
 def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:

@@ -1,11 +1,11 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
 The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 568 runs of 9 problems, of which those within
+(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 779 runs of 36 problems, of which those within
 1.4x of their problem's best count), by least squares with non-negative terms; the standard
-deviation is 9 %. The terms add up because the stages of the
-pipeline share the shared-memory port and wait for each other; where they overlap fully the largest
-one alone would count. A test compares the constants with the fit.
+deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
+and wait for each other; where they overlap fully the largest one alone would count. A test compares
+the constants with the fit.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "tensor": 0.341,
-    "placed": 0.0447,
-    "slices": 112.0,
-    "turns": 355.0,
-    "stored": 0.0236,
-    "segments": 4.95,
-    "weights": 0.0270,
-    "unit": 278.0,
+    "tensor": 0.3105,
+    "placed": 0.0235,
+    "slices": 256.3,
+    "starved": 57.46,
+    "turns": 501.3,
+    "stored": 0.0436,
+    "segments": 5.117,
+    "weights": 0.0277,
+    "unit": 0.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPLIT_CYCLES = {
     "tensor": 0.4286,
     "placed": 0.0507,
     "slices": 512.0,
+    "starved": 0.0,
     "turns": 762.0,
     "stored": 0.0492,
     "segments": 3.15,
@@ -59,6 +61,8 @@ class UnitWork:
     placed: float
     """Bytes of the tile, margins included, written in its own layout."""
     slices: float
+    starved: float
+    """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
     turns: float
     """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
     stored: float
@@ -81,7 +85,7 @@ class UnitWork:
         cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
         return {
             "the tensor cores": cost["tensor"],
-            "filling the tile": cost["placed"] + cost["slices"],
+            "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
             "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
             "the stores": cost["stored"] + cost["segments"],
             "the weights": cost["weights"],
@@ -89,7 +93,19 @@ class UnitWork:
 
     @property
     def cycles(self) -> float:
-        return sum(self.terms.values()) + self.constants["unit"]
+        """The sum, without a dictionary: a plan asks it thousands of times."""
+        each = self.constants
+        return (
+            each["tensor"] * self.tensor
+            + each["placed"] * self.placed
+            + each["slices"] * self.slices
+            + each["starved"] * self.starved
+            + each["turns"] * self.turns
+            + each["stored"] * self.stored
+            + each["segments"] * self.segments
+            + each["weights"] * self.weights
+            + each["unit"]
+        )
 
     @property
     def most(self) -> str:

@@ -91,7 +91,7 @@ class Tiling:
     job_groups: int
     tiles: tuple[int, int, int, int]
     cycles: float
-    bound: str
+    work: UnitWork
 
     @property
     def microseconds(self) -> float:
@@ -189,7 +189,7 @@ class Tiling:
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
             f"slots, {self.stages} weight stages, input by {copies}",
-            f"most of the time goes to {self.bound}; {self.cycles / CLOCK_MHZ:.1f} us expected",
+            f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
 
@@ -340,14 +340,17 @@ def pipelines(
     parts = SPLIT_PARTS if shape.task.split else 1
     slot = parts * slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
-    work, cycles, known = None, 0.0, 0
+    tiles = tile_counts(shape, area)
+    known: dict[int, tuple[UnitWork, float]] = {}
     for stages in (8, 6, 4):
         slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
         if slots < 2:
             continue
-        if work is None or slots != known:
-            known = slots
-            work, cycles = timed(shape, load, interleave, form, area, (slices, slots), hardware)
+        turn = turn_slices(form[2], load.most_visits * slices, slots)
+        if turn not in known:
+            depth = (slices, turn, *ring[0][2::2])
+            known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+        work, cycles = known[turn]
         yield Tiling(
             *form[:3],
             area,
@@ -357,12 +360,12 @@ def pipelines(
             slices,
             slots,
             stages,
-            turn_slices(form[2], load.most_visits * slices, slots),
+            turn,
             ring[0],
             load.groups,
-            tile_counts(shape, area),
+            tiles,
             cycles,
-            work.most,
+            work,
         )
 
 
@@ -401,14 +404,15 @@ def unit_work(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
-    of one plane do: it is loaded and multiplied by itself."""
+    of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
+    turn, channel blocks of a box, boxes in their ring."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, slots = depth
+    slices, per_turn, box_blocks, boxes = depth
     share = slices / load.groups
     unit_slices = load.visits * share
     outputs = task.outputs / units
@@ -421,7 +425,6 @@ def unit_work(
         stored *= SPREAD_STORE
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
-    per_turn = turn_slices(alternate, load.most_visits * slices, slots)
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
@@ -430,6 +433,7 @@ def unit_work(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
+        starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
         turns=turns,
         stored=stored,
         segments=segments,
@@ -444,7 +448,7 @@ def timed(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int],
+    depth: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""

@@ -30,11 +30,8 @@ struct Consumer : Epilogue<Operand, N, MB> {
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
   // step to read it.
   __device__ __forceinline__ void retire(int step) {
-    if (issuer) {
-      if (step & 0xff) ptx::barrier_arrive(shared.spent + 8 * (step & 0xff) - 8);
-      if (step >> 8) ptx::barrier_arrive(shared.emptied + 8 * (step >> 8) - 8);
-    }
-    __syncwarp();
+    ptx::barrier_arrive_if(issuer && (step & 0xff), shared.spent + 8 * (step & 0xff) - 8);
+    ptx::barrier_arrive_if(issuer && step >> 8, shared.emptied + 8 * (step >> 8) - 8);
   }
 
   // Waits for everything in flight and gives it back.
@@ -52,8 +49,9 @@ struct Consumer : Epilogue<Operand, N, MB> {
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    if (!Operand::kSplit && issuer) ptx::barrier_arrive(shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(!Operand::kSplit && issuer, shared.turn + 8 * (1 - c));
     drain();
+    __syncwarp();
   }
 
   // Adds the products of row block j since the last time to its sums.
@@ -110,8 +108,9 @@ struct Consumer : Epilogue<Operand, N, MB> {
                                                 const int* pair, int count, bool keep = false) {
     int left = count;
     for (; left >= 4; left -= 4, pair += 4) multiply<4>(accumulator, tile, pair, keep);
-    for (; left >= 2; left -= 2) multiply<2>(accumulator, tile, pair, keep);
-    for (; left >= 1; --left) multiply<1>(accumulator, tile, pair + (count & 2), keep);
+    if (left == 0) return;
+    if (left & 2) multiply<2>(accumulator, tile, pair, keep);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep);
   }
 
   // Split operands: each part of the list three times (see Split), the last time with the weight

@@ -232,14 +232,17 @@ struct BoxLoader {
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i) const {
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
+                                        bool on) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
-      ptx::store_shared(target, make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
-                                           Operand::prepare(v[2]), Operand::prepare(v[3])));
+      ptx::store_shared_if(on, target,
+                           make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
+                                      Operand::prepare(v[2]), Operand::prepare(v[3])));
       if constexpr (Operand::kSplit) {
-        ptx::store_shared(target + tail_step, make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
-                                                         Operand::tail(v[2]), Operand::tail(v[3])));
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
       }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
@@ -247,9 +250,10 @@ struct BoxLoader {
 #pragma unroll
       for (uint32_t k = 0; k < 2; ++k) {
         const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
-        ptx::store_shared(target + (k ^ odd) * 16,
-                          make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
-                                     __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+        ptx::store_shared_if(
+            on, target + (k ^ odd) * 16,
+            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
       }
     }
   }
@@ -273,7 +277,7 @@ struct BoxLoader {
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
-          if (i + 1 < kPlaces || last) write(v[b][i - first], target + b * block_step, i);
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
         }
     }
   }
