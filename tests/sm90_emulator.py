@@ -61,6 +61,11 @@ class Plan:
         ]
         assert next(values, None) is None, "integers left over"
 
+    @property
+    def elements(self) -> int:
+        """Channels of a 16-byte block."""
+        return 8 if self.operand in (1, 2) else 4
+
     def side(self, job: int) -> int:
         """Which of the two consumers' lists a job has in the table of visits."""
         return 0 if self.alternate else job % 2
@@ -85,9 +90,23 @@ def steps(pairs: list[int]) -> list[range]:
     return result
 
 
+def weight_steps(plan: Plan, pairs: list[int]) -> list[tuple[range, int]]:
+    """The pairs of each weight block, and which part of the weights it holds: 1 for tails, which
+    come first in each piece of the list that is summed by itself."""
+    if plan.parts == 1:
+        return [(part, 0) for part in steps(pairs)]
+    pieces = range(pairs[0], sum(pairs), plan.sum_pairs)
+    return [
+        (part, tail)
+        for first in pieces
+        for tail in (1, 0)
+        for part in steps([first, min(plan.sum_pairs, sum(pairs) - first)])
+    ]
+
+
 def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
     """The weight -> [weight block, K of 4 pairs, 64 rows] of one group, in the kernel's order."""
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     flat = weight.reshape(-1)[group * plan.weight_group :]
     blocks: list[np.ndarray] = []
     for index, job in enumerate(plan.jobs):
@@ -95,20 +114,20 @@ def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
         c = plan.side(index)
         for visit in plan.unit_visits(index):
             parts = [
-                (part, job["channel"][j])
+                (part, tail, job["channel"][j])
                 for j in range(plan.job_blocks)
-                for part in steps(visit["lists"][c][j])
+                for part, tail in weight_steps(plan, visit["lists"][c][j])
             ]
             assert len(parts) == visit["steps"][c]
             for piece in range(plan.slices):
-                blocks += [pack_block(plan, flat, part, at, piece, elements) for part, at in parts]
+                blocks += [pack_block(plan, flat, *part, piece, elements) for part in parts]
         assert job["steps"] == len(blocks) - job["weights"]
     assert plan.weight_blocks == len(blocks)
     return np.array(blocks)
 
 
 def pack_block(
-    plan: Plan, flat: np.ndarray, part: range, channel: int, piece: int, elements: int
+    plan: Plan, flat: np.ndarray, part: range, tail: int, channel: int, piece: int, elements: int
 ) -> np.ndarray:
     block = np.zeros((4 * 2 * elements, ROWS))
     row = np.arange(ROWS)
@@ -119,8 +138,17 @@ def pack_block(
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
             on = (tap >= 0) & (out < plan.out_channels) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
-            block[k * 2 * elements + e, on] = flat[index[on]]
+            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail)
     return block
+
+
+def part_of(plan: Plan, values: np.ndarray, tail: int) -> np.ndarray:
+    """A number as the tensor core gets it: all of it, or the head or the tail of a split one."""
+    if plan.parts == 1:
+        return values
+    # Where to cut is the kernel's affair; here so that the product of two tails does not count.
+    head = values.astype(np.float32).astype(np.float64)
+    return values - head if tail else head
 
 
 @dataclass(frozen=True)
@@ -143,14 +171,14 @@ def tile_pixels(plan: Plan) -> tuple[np.ndarray, ...]:
 def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -> np.ndarray:
     """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled.
     `x` is [image, group, channel, depth, row, column]."""
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     pitch = 4 if plan.flat else plan.pitch
     assert (pitch % 4, plan.pixels % 4) == (0, 0), "items are 4 pixels of a row"
     first_x = where.x * plan.in_step_x + plane[2]
     if not plan.channels_last and plan.copy == 0:
         starts = (first_x % 4, plan.in_w % 4, plan.in_step_x)
         assert starts == (0, 0, 1), "whole vectors start on multiples of 4"
-    if plan.copy == 1 and plan.operand:
+    if plan.copy == 1 and plan.elements == 8:
         starts = (first_x % 2, plan.in_w % 2, plan.in_step_x)
         assert starts == (0, 0, 1), "4 bytes are two pixels"
     if plan.copy == 3:
@@ -168,8 +196,9 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
         if on.any():
             found = x[(where.o + image)[on], where.group, first:last, iz, iy[on], ix[on]]
             values[: last - first, on] = found.T
-    tile = np.full((plan.slice_blocks, plan.block_pitch + 256, elements), np.nan)
-    blocks = values.reshape(plan.slice_blocks, elements, plan.pixels)
+    parts = [part_of(plan, values, tail) for tail in range(plan.parts)]
+    blocks = np.concatenate(parts).reshape(-1, elements, plan.pixels)
+    tile = np.full((len(blocks), plan.block_pitch + 256, elements), np.nan)
     tile[:, : plan.pixels] = blocks.transpose(0, 2, 1)
     return tile
 
@@ -213,7 +242,7 @@ def fill_from_boxes(
     if plan.flat:
         y, q = 0, where.y * plan.in_w
     late = q % elements  # boxes begin on 16 bytes
-    assert plan.operand == 0 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
     lane, image, row, column = tile_pixels(plan)
     box_row = row * plan.lanes + lane
     box_column = column * plan.in_step_x + late
@@ -243,7 +272,7 @@ def units(plan: Plan) -> Iterator[Unit]:
 def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
     """The output; every element that no store reaches stays NaN, every double store is an error."""
     plan = Plan(record)
-    elements = 4 if plan.operand == 0 else 8
+    elements = plan.elements
     shape = plan.batch, plan.conv_groups, plan.in_channels, plan.in_d, plan.in_h, plan.in_w
     x = x.reshape(shape)
     packed = [pack(plan, weight, group) for group in range(plan.conv_groups)]
@@ -292,13 +321,16 @@ def accumulate(
         flat = tile[:, : plan.block_pitch].reshape(-1, e)
         flat = np.concatenate([flat, np.full((4096, e), np.nan)])
         for j in range(plan.job_blocks):
-            for part in steps(lists[j]):
-                for k, i in enumerate(part):
-                    first = plan.pairs[i]["offset"]
-                    halves = [flat[first + h * plan.block_pitch :][: plan.tile_n] for h in (0, 1)]
-                    operand = np.concatenate(halves, axis=1)
-                    weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
-                    d[j] += weights.T @ operand.T
+            for part, tail in weight_steps(plan, lists[j]):
+                # Heads of split weights meet heads and tails of the input, tails the heads alone.
+                for of_input in range(1 if tail else plan.parts):
+                    for k, i in enumerate(part):
+                        first = plan.pairs[i]["offset"]
+                        first += of_input * plan.slice_blocks * plan.block_pitch
+                        ends = [flat[first + h * plan.block_pitch :] for h in (0, 1)]
+                        operand = np.concatenate([end[: plan.tile_n] for end in ends], axis=1)
+                        weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
+                        d[j] += weights.T @ operand.T
                 block += 1
     assert block == job["weights"] + job["steps"]
     return d

@@ -20,7 +20,9 @@ CUDA = TESTS.parent / "upconv" / "csrc" / "cuda"
 DEVICE = TESTS / "cuda_on_cpu"
 HEADERS = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cuda_runtime_api.h")
 LAUNCH = re.compile(r"([\w<>]+)<<<(\w+), (\w+), \w+, stream>>>\(")
-SOURCES = ("sm90_tf32", "sm90_bf16", "sm90_fp16", "sm90_launch", "device")
+SOURCES = ("sm90_tf32", "sm90_split", "sm90_bf16", "sm90_fp16", "sm90_launch", "device")
+WIDE = (0, 3)
+"""Operand types of 32 bits."""
 
 
 def compiled(folder: Path) -> ctypes.CDLL:
@@ -62,7 +64,7 @@ def compiled(folder: Path) -> ctypes.CDLL:
 def to_bits(values: np.ndarray, operand: int) -> np.ndarray:
     """float32, or the upper half of it where the operand has 16 bits."""
     single = np.ascontiguousarray(values, dtype=np.float32)
-    return single if operand == 0 else (single.view(np.uint32) >> 16).astype(np.uint16)
+    return single if operand in WIDE else (single.view(np.uint32) >> 16).astype(np.uint16)
 
 
 def from_bits(bits: np.ndarray) -> np.ndarray:
@@ -92,8 +94,8 @@ def run(
     y = aligned(
         np.full(
             out_shape,
-            0xFFFFFFFF if operand == 0 else 0xFFFF,
-            dtype=np.uint32 if operand == 0 else np.uint16,
+            0xFFFFFFFF if operand in WIDE else 0xFFFF,
+            dtype=np.uint32 if operand in WIDE else np.uint16,
         )
     )
     arguments: list[object] = []
@@ -106,7 +108,7 @@ def run(
         integers, ctypes.c_int64(len(record)), *arguments, multiprocessors, ctypes.c_uint64(seed)
     )
     assert not failure, failure.decode()
-    result = from_bits(y.view(np.float32) if operand == 0 else y)
+    result = from_bits(y.view(np.float32) if operand in WIDE else y)
     return np.moveaxis(result, -1, 1) if channels_last else result
 
 

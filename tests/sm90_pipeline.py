@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from sm90_emulator import Plan
+from sm90_emulator import Plan, steps
 
 LOADER_WARPS = 3
 Role = Iterator[Callable[[], bool]]
@@ -71,6 +71,9 @@ class Place:
         while self.at >= self.ring.size:
             self.at -= self.ring.size
             self.parity ^= 1
+        while self.at < 0:
+            self.at += self.ring.size
+            self.parity ^= 1
 
 
 class Block:
@@ -79,8 +82,10 @@ class Block:
     def __init__(self, plan: Plan, first: int, step: int) -> None:
         self.plan = plan
         self.units = list(range(first, unit_count(plan), step))
-        self.slots = Ring(plan.slots, LOADER_WARPS, 1 if plan.alternate else 2)
-        self.stages = Ring(plan.stages, 1, 1)
+        self.together = plan.parts == 2  # both consumers work on every unit, without turns
+        self.in_turn = bool(plan.alternate) and not self.together
+        self.slots = Ring(plan.slots, LOADER_WARPS, 1 if self.in_turn else 2)
+        self.stages = Ring(plan.stages, 1, 2 if self.together else 1)
         self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
         self.turn = [Barrier(1), Barrier(1)]
         self.done = [0, 0]
@@ -98,6 +103,19 @@ class Block:
     def steps(self, visit: int, c: int) -> int:
         """Weight blocks of a consumer in each slice of a visit."""
         return int(self.plan.visits[visit]["steps"][c])
+
+    def issued(self, visit: int, c: int) -> list[tuple[int, bool]]:
+        """The steps that a consumer issues in each slice of a visit: how many weight blocks it goes
+        back before each, and whether it keeps the block for later."""
+        if not self.together:
+            return [(0, False)] * self.steps(visit, c)
+        result = []
+        for begin, count in self.plan.visits[visit]["lists"][c]:
+            for first in range(0, count, self.plan.sum_pairs):
+                some = len(steps([begin, min(count - first, self.plan.sum_pairs)]))
+                result += [(0, False)] * some + [(0, True)] * some
+                result += [(some, False)] + [(0, False)] * (some - 1)
+        return result
 
     def weights(self) -> Role:
         """The feeder's weight blocks, in the order of the turns, straight through each job's."""
@@ -145,7 +163,7 @@ class Block:
         for index, unit in enumerate(self.units):
             slices, job = self.slices(unit), self.job(unit, c)
             tile, side = unit // self.plan.job_groups, 0 if self.plan.alternate else c
-            if self.plan.alternate and index % 2 != c:
+            if self.in_turn and index % 2 != c:
                 stage.skip(self.plan.jobs[job]["steps"])
                 slot.skip(len(slices))
                 continue
@@ -157,7 +175,8 @@ class Block:
                     other = sum(self.steps(visit, 1 - c) for visit, _ in turn)
                 stage.skip(other if c == 1 else 0)
                 wanted = parity
-                yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
+                if not self.together:
+                    yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
                 parity ^= 1
                 flight: list[list[Barrier]] = []
                 for slice_ in turn:
@@ -166,11 +185,13 @@ class Block:
                         yield self._full(slot)
                     assert self.slots.holds[slot.at] == (tile, slice_)
                     steps = self.steps(slice_[0], side)
-                    for _ in range(steps):
+                    for back, keep in self.issued(slice_[0], side):
+                        stage.skip(-back)
+                        sent -= back
                         yield self._full(stage)
                         assert self.stages.holds[stage.at] == (tile, job, sent)
                         sent += 1
-                        flight.append([self.stages.free[stage.at]])
+                        flight.append([] if keep else [self.stages.free[stage.at]])
                         self._retire(flight, 2)
                         stage.skip()
                     if steps:
@@ -178,7 +199,8 @@ class Block:
                     else:
                         self.slots.free[slot.at].arrive()
                     slot.skip()
-                self.turn[1 - c].arrive()
+                if not self.together:
+                    self.turn[1 - c].arrive()
                 self._retire(flight, 0)
                 stage.skip(other if c == 0 else 0)
                 first += len(turn)
@@ -227,5 +249,5 @@ def play(record: tuple[int, ...], multiprocessors: int, seed: int) -> None:
             role = choice.choice(ready)
             waiting[role] = next(role, None)
         own = len(block.units)
-        expected = [-(-own // 2), own // 2] if plan.alternate else [own, own]
+        expected = [-(-own // 2), own // 2] if block.in_turn else [own, own]
         assert block.done == expected

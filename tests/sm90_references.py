@@ -41,7 +41,7 @@ def problems(draw: st.DrawFn, dimensions: tuple[int, ...] = (1, 2, 2, 3)) -> Pro
         groups=groups,
         dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
         channels_last=channels_last,
-        tf32=True,
+        tf32=draw(st.booleans()),
     )
     assume(min(problem.out_size) > 0)
     return problem

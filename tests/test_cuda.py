@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,6 +96,33 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
     for layout in (torch.contiguous_format, torch.channels_last):  # sizes of 1 may count as both
         if native.is_contiguous(memory_format=layout):
             assert y.is_contiguous(memory_format=layout)
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    """Inside, float32 must not be rounded to TF32."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = "ieee"
+    yield
+    conv.fp32_precision = before
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("shape", "out_channels", "kernel", "stride"),
+    [((4, 192, 40, 56), 80, 5, 2), ((2, 64, 60, 90), 64, 3, 1), ((8, 512, 16, 16), 256, 2, 2)],
+)
+def test_strict_float32_has_at_most_twice_the_error_of_pytorch(
+    shape: tuple[int, ...], out_channels: int, kernel: int, stride: int, layout: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape, device="cuda").to(memory_format=layout)
+    w = torch.randn(shape[1], out_channels, kernel, kernel, device="cuda")
+    with torch.no_grad(), ops.forced(SM90):
+        ours = error(upconv.conv_transpose2d(x, w, None, stride), x, w, None, stride)
+    assert ours <= 2 * error(F.conv_transpose2d(x, w, None, stride), x, w, None, stride)
 
 
 @st.composite

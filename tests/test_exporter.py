@@ -361,6 +361,7 @@ def test_a_layer_that_pytorch_computes_faster_is_said_so(
         (["--groups", "8", "--dtype", "bfloat16"], "bfloat16", "direct_fprop"),
         (["--dtype", "float64"], "float64", "direct_fprop"),
         (["--no-tf32"], "float32", "mma_fprop"),
+        (["--no-tf32", "--input", "8,24,128,128"], "float32", "sm90_wgmma_fprop"),
         (["--capability", "8.0", "--dtype", "bfloat16"], "bfloat16", "mma_fprop"),
     ],
 )

@@ -242,9 +242,8 @@ def test_the_planner_takes_it_where_pytorch_is_slow_and_leaves_the_rest() -> Non
     grouped = Problem.of(
         16, 32, 64, (128, 256), (3, 5), (2, 3), (1, 2), 0, (2, 1), 8, dtype="bfloat16"
     )
-    strict = Problem.of(8, 48, 48, (64, 64, 64), 3)
     small = Problem.of(1, 8, 8, (4, 4), 3, tf32=True)
-    assert [make_plan(p, H200).kernel for p in (grouped, strict)] == [mma.KERNEL] * 2
+    assert make_plan(grouped, H200).kernel == mma.KERNEL
     assert make_plan(small, H200).kernel == "aten"
 
 

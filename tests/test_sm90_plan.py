@@ -33,7 +33,7 @@ from upconv.planner import (
     sm90_tiling,
 )
 from upconv.planner.sm90_task import forward_task
-from upconv.planner.sm90_tiling import FIXED_BYTES, STAGE_BYTES, TILES
+from upconv.planner.sm90_tiling import FIXED_BYTES, SPLIT_TILES, STAGE_BYTES, TILES
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "upconv" / "csrc" / "cuda"
@@ -118,12 +118,12 @@ def test_no_role_of_the_kernel_waits_for_ever(
 
 def check_limits(plan: emulator.Plan) -> None:
     emulator.check_vectors(plan)
-    slot = plan.slice_blocks * plan.block_pitch * 16
+    slot = plan.parts * plan.slice_blocks * plan.block_pitch * 16
     raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_area.GATHER_BYTES
     tables = -(-(len(plan.pairs) * 4 + len(plan.visits) * 48) // 128) * 128
     rings = raw + plan.stages * STAGE_BYTES + plan.slots * slot
     assert FIXED_BYTES + tables + rings <= 227 * 1024
-    assert (plan.tile_n, plan.job_blocks) in TILES
+    assert (plan.tile_n, plan.job_blocks) in (SPLIT_TILES if plan.parts == 2 else TILES)
     assert plan.slice_blocks in (2, 4, 8)
     assert 2 <= plan.slots <= 16
     assert 3 <= plan.stages <= 16, "two steps stay in flight behind the newest one"
@@ -204,7 +204,6 @@ def test_one_dimension_is_a_single_row() -> None:
     ("change", "words"),
     [
         ({"dtype": "float64"}, "float64"),
-        ({"tf32": False}, "fp32_precision"),
         ({"groups": 4}, "in_channels of a group = 4"),
         ({"in_channels": 4}, "in_channels = 4"),
         ({"out_channels": 4}, "out_channels = 4"),
@@ -257,13 +256,15 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
         assert emulator.header_constant(name) == value
 
 
-def test_planner_and_kernel_agree_on_the_tiles() -> None:
-    listed = re.search(
-        r"define UPCONV_SM90_TILES\(X\)(.*?)\n\n", (CUDA / "sm90_launch.cuh").read_text(), re.DOTALL
-    )
+@pytest.mark.parametrize(("macro", "tiles"), [("TILES", TILES), ("SPLIT_TILES", SPLIT_TILES)])
+def test_planner_and_kernel_agree_on_the_tiles(
+    macro: str, tiles: tuple[tuple[int, int], ...]
+) -> None:
+    text = (CUDA / "sm90_launch.cuh").read_text()
+    listed = re.search(rf"define UPCONV_SM90_{macro}\(X\)(.*?)\n\n", text, re.DOTALL)
     assert listed
     pairs = re.findall(r"X\((\d+), (\d+)\)", listed.group(1))
-    assert {(int(n), int(blocks)) for n, blocks in pairs} == set(TILES)
+    assert {(int(n), int(blocks)) for n, blocks in pairs} == set(tiles)
 
 
 def test_the_generated_header_is_what_its_generator_writes() -> None:
@@ -272,34 +273,43 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
     assert (CUDA / "wgmma.cuh").read_text() == namespace["text"]()  # type: ignore[operator]
     widths = {n for n, _ in TILES}
     assert widths == set(namespace["WIDTHS"])  # type: ignore[call-overload]
+    halves = {n // 2 for n, _ in SPLIT_TILES}
+    assert halves == set(namespace["SPLIT_WIDTHS"])  # type: ignore[call-overload]
 
 
 def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
-    work = sm90_cost.UnitWork(*range(1, 1 + len(sm90_cost.UnitWork.__dataclass_fields__)))
-    assert work.cycles == pytest.approx(sum(work.terms.values()) + sm90_cost.CYCLES["unit"])
+    for split in (False, True):
+        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 1
+        work = sm90_cost.UnitWork(*range(1, 1 + stages), split=split)
+        besides = work.constants["unit"]
+        assert work.cycles == pytest.approx(sum(work.terms.values()) + besides)
 
 
-def test_the_cost_rule_is_what_the_measurements_give() -> None:
+@pytest.mark.parametrize(
+    ("results", "known"),
+    [("MEASURED", sm90_cost.CYCLES), ("SPLIT_MEASURED", sm90_cost.SPLIT_CYCLES)],
+)
+def test_the_cost_rule_is_what_the_measurements_give(results: str, known: dict[str, float]) -> None:
     namespace: dict[str, Any] = {
         "__name__": "fit",
         "__file__": str(ROOT / "benchmarks" / "fit_sm90.py"),
     }
     exec((ROOT / "benchmarks" / "fit_sm90.py").read_text(), namespace)
-    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
-    assert constants == pytest.approx(sm90_cost.CYCLES, rel=0.01)
+    constants, spread = namespace["fitted"](namespace["read"](namespace[results]))
+    assert constants == pytest.approx(known, rel=0.01)
     assert spread < 0.1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
-@pytest.mark.parametrize("operand", ["Tf32", "Bf16"])
+@pytest.mark.parametrize("operand", ["Tf32", "Bf16", "Split"])
 def test_the_kernel_compiles_without_spills_in_the_main_loop(operand: str, tmp_path: Path) -> None:
     """The widest tile of each operand. ptxas counts spills of the whole kernel; the few bytes that
     are allowed lie in the set-up and the epilogue, once a unit of tens of thousands of cycles."""
     source = tmp_path / "kernel.cu"
     source.write_text(
         '#include "sm90_launch.cuh"\nnamespace upconv {\n'
-        f"template __global__ void sm90_wgmma_fprop<{operand}, 256, 1>"
+        f"template __global__ void sm90_wgmma_fprop<{operand}, 256 / {operand}::kShares, 1>"
         "(const __grid_constant__ Sm90Params, const __grid_constant__ CUtensorMap);\n}\n"
     )
     command = [

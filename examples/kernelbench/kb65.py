@@ -635,6 +635,8 @@ def _planner():
         weight_out: int
         weight_group: int
         dtype: str
+        split: bool
+        """float32 that must not be rounded to TF32: each number is the sum of two such."""
         channels_last: bool
         bias: bool
 
@@ -680,6 +682,7 @@ def _planner():
             weight_out=taps,
             weight_group=in_channels * out_channels * taps,
             dtype=problem.dtype,
+            split=problem.dtype == "float32" and not problem.tf32,
             channels_last=problem.channels_last,
             bias=problem.bias,
         )
@@ -703,6 +706,7 @@ def _planner():
             weight_out=forward.weight_in,
             weight_group=forward.weight_group,
             dtype=forward.dtype,
+            split=forward.split,
             channels_last=forward.channels_last,
             bias=False,
         )
@@ -1077,6 +1081,19 @@ def _planner():
         "unit": 0.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+    SPLIT_CYCLES = {
+        "tensor": 0.4286,
+        "placed": 0.0507,
+        "slices": 512.0,
+        "starved": 0.0,
+        "turns": 762.0,
+        "stored": 0.0492,
+        "segments": 3.15,
+        "weights": 0.0383,
+        "unit": 516.0,
+    }
+    """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
+    standard deviation 3.5 %."""
     GATHER_FACTOR = 2.0
     """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
     SPREAD_STORE = 7.1
@@ -1099,22 +1116,29 @@ def _planner():
         starved: float
         """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
         turns: float
-        """Turns of the consumers at the tensor cores."""
+        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
         stored: float
         """Bytes written."""
         segments: float
         """Pieces of output rows that are written in one go."""
         weights: float
         """Bytes of packed weights streamed from L2."""
+        split: bool = False
+        """float32 that must not be rounded."""
+
+        @property
+        def constants(self) -> dict[str, float]:
+            return SPLIT_CYCLES if self.split else CYCLES
 
         @property
         def terms(self) -> dict[str, float]:
             """Cycles by stage, in words that `explain` prints."""
-            cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
+            constants = self.constants
+            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
             return {
                 "the tensor cores": cost["tensor"],
                 "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
-                "turns of the consumers": cost["turns"],
+                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
                 "the stores": cost["stored"] + cost["segments"],
                 "the weights": cost["weights"],
             }
@@ -1122,7 +1146,7 @@ def _planner():
         @property
         def cycles(self) -> float:
             """The sum, without a dictionary: a plan asks it thousands of times."""
-            each = CYCLES
+            each = self.constants
             return (
                 each["tensor"] * self.tensor
                 + each["placed"] * self.placed
@@ -1160,8 +1184,20 @@ def _planner():
     )
     """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+    SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
+    """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
+    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+
+    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+    SUM_PAIRS = 12
+    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
+    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
+    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
+
     OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
+    SPLIT = 3
+    """Operand type of float32 that must not be rounded."""
     MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
@@ -1188,6 +1224,9 @@ def _planner():
         """The consumers take units in turn, rather than two jobs of the same unit."""
         area: "Area"
         slice_blocks: int
+        sum_slices: int
+        sum_pairs: int
+        """Split float32: slices, and pairs of a tap list, that are summed by themselves; else 0."""
         slices: int
         """Channel slices of one plane."""
         slots: int
@@ -1229,7 +1268,7 @@ def _planner():
         def fields(self, shape: "Shape") -> dict[str, int]:
             task, area = shape.task, self.area
             return {
-                "operand": OPERANDS[task.dtype],
+                "operand": SPLIT if task.split else OPERANDS[task.dtype],
                 "tile_n": self.n,
                 "job_blocks": self.blocks,
                 "channels_last": int(task.channels_last),
@@ -1254,6 +1293,7 @@ def _planner():
                 "pixels": area.pixels,
                 "block_pitch": self.block_pitch,
                 "slice_blocks": self.slice_blocks,
+                "parts": SPLIT_PARTS if task.split else 1,
                 "slices": self.slices,
                 "slots": self.slots,
                 "stages": self.stages,
@@ -1265,6 +1305,8 @@ def _planner():
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),
                 "turn_slices": self.turn_slices,
+                "sum_slices": self.sum_slices,
+                "sum_pairs": self.sum_pairs,
                 "fold_rows": shape.fold_rows,
                 "vector": area.vector,
                 "weight_in": task.weight_in,
@@ -1283,6 +1325,8 @@ def _planner():
             use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
             share = use / (prod(self.tiles) * self.n)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+            if shape.task.split:
+                kind = "halve the columns of a tile"
             copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
             several = f"{planes} planes, each " if planes > 1 else ""
             return (
@@ -1319,17 +1363,32 @@ def _planner():
         pair_count: int
         """Entries of the table of pairs."""
         pairs: int
-        """WGMMAs of all jobs."""
+        """WGMMAs of all jobs, three for a pair where float32 is split."""
         steps: int
         """Weight blocks of all jobs."""
+        longest: int
+        """Pairs of the longest tap list."""
+        sum_pairs: int
+        additions: int
+        """Of parts of tap lists to the sums, but for the last part of each."""
 
         @staticmethod
-        def of(job_list: "list[Job]", alternate: bool, slice_blocks: int) -> "Load":
+        def of(
+            job_list: "list[Job]",
+            alternate: bool,
+            slice_blocks: int,
+            split: bool = False,
+            sum_pairs: int = 0,
+        ) -> "Load":
+            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
             units = visits(job_list, alternate)
             table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
             kinds = {kind: None for job in job_list for kind in job.kinds}
             lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
             every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            longest = max(every, default=0)
+            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+            steps = sum(step_count(pairs, sum_pairs) for pairs in every)
             # A job that idles brings tap lists of its own, empty ones.
             idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
             return Load(
@@ -1339,8 +1398,11 @@ def _planner():
                 table=sum(table.values()),
                 kinds=len(kinds) + idle,
                 pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-                pairs=sum(every),
-                steps=sum(map(step_count, every)),
+                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+                steps=steps,
+                longest=longest,
+                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
+                sum_pairs=sum_pairs,
             )
 
         @property
@@ -1356,14 +1418,15 @@ def _planner():
         shape: "Shape", by_blocks: "Mapping[int, list[Job] | None]", hardware: "Hardware"
     ) -> "Iterator[Tiling]":
         """Every legal tiling of a shape, with its expected time."""
+        split = shape.task.split
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
         depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
         loads: "dict[tuple[int, bool, int], Load]" = {}
-        for n, blocks in TILES:
+        for n, blocks in SPLIT_TILES if split else TILES:
             job_list = by_blocks[blocks]
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
-            orders = (True, False) if len(job_list) > 1 else (True,)
+            orders = (True, False) if len(job_list) > 1 and not split else (True,)
             for area in areas(shape, n, store_vector(shape, job_list)):
                 if not addressable(shape.task, area):
                     continue
@@ -1372,7 +1435,7 @@ def _planner():
                     for alternate in orders:
                         key = blocks, alternate, slice_blocks
                         if key not in loads:
-                            loads[key] = Load.of(job_list, alternate, slice_blocks)
+                            loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                         if loads[key].fits:
                             interleave = job_list[0].interleave
                             form = (n, *key)
@@ -1420,7 +1483,8 @@ def _planner():
         slice_blocks = form[3]
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
         slices = -(-total_blocks // slice_blocks)
-        slot = slice_blocks * block_pitch(area) * 16
+        parts = SPLIT_PARTS if shape.task.split else 1
+        slot = parts * slice_blocks * block_pitch(area) * 16
         room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
         tiles = tile_counts(shape, area)
         known: "dict[int, tuple[UnitWork, float]]" = {}
@@ -1437,6 +1501,8 @@ def _planner():
                 *form[:3],
                 area,
                 slice_blocks,
+                sum_slices(load) if shape.task.split else 0,
+                load.sum_pairs,
                 slices,
                 slots,
                 stages,
@@ -1465,6 +1531,19 @@ def _planner():
         return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
+    def sum_slices(load: "Load") -> int:
+        """Slices that are summed by themselves where float32 is split: of short tap lists more than
+        one. All products of the later ones meet a sum that truncation can take from."""
+        pairs = max(load.longest, 1)
+        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+
+
+    def even_part(pairs: int) -> int:
+        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
+        parts = max(-(-pairs // SUM_PAIRS), 1)
+        return up(max(-(-pairs // parts), 1), STEP_PAIRS)
+
+
     def unit_work(
         shape: "Shape",
         load: "Load",
@@ -1488,20 +1567,24 @@ def _planner():
         segments = outputs / (area.width * span)
         if task.channels_last:
             segments = 0.0
-        elif shape.columns.out_step > 2:
+        elif shape.columns.out_step > 2 or (interleave and form[1] == 1):
             stored *= SPREAD_STORE
         elif span < shape.columns.out_step:
             stored *= 2  # half of every sector, which costs as much as a whole one
+        turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
+        if task.split:
+            turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
             slices=unit_slices,
             starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
-            turns=1 if alternate else 2 * -(-unit_slices // per_turn),
+            turns=turns,
             stored=stored,
             segments=segments,
             weights=load.steps * share * STAGE_BYTES,
+            split=task.split,
         )
 
 
@@ -1522,8 +1605,12 @@ def _planner():
         return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
-    def step_count(pairs: int) -> int:
-        """Weight blocks of a tap list: whole ones, then what is left as 2 and 1."""
+    def step_count(pairs: int, sum_pairs: int) -> int:
+        """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
+        split: of its parts of `sum_pairs`, and twice, tails and heads."""
+        if sum_pairs:
+            parts, left = divmod(pairs, sum_pairs)
+            return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
     # ===== planner/sm90.py ========================================================================
@@ -1533,7 +1620,8 @@ def _planner():
     # pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
     #
     #     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
-    #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
+    #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
+    #             float32 must not be rounded)
     #     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
     #     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     #     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
@@ -1594,8 +1682,6 @@ def _planner():
             return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
         if problem.dtype not in OPERANDS:
             return f"has no {problem.dtype} form"
-        if problem.dtype == "float32" and not problem.tf32:
-            return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
         if problem.ndim != 2 and problem.channels_last:
             return f"{problem.ndim}-D is covered in the contiguous layout only"
         for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -1657,6 +1743,7 @@ def _planner():
             self.pairs: list[int] = []
             self.ranges: "dict[tuple[Kind, tuple[int, int, int]], tuple[int, int]]" = {}
             self.count = 0
+            self.sum_pairs = tiling.sum_pairs
             for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
                 self.index[kind] = len(self.index)
                 rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
@@ -1676,7 +1763,7 @@ def _planner():
             ranges = [self.ranges.get((kind, plane), (0, 0)) for kind in job.kinds] if job else []
             ranges += [(0, 0)] * (MAX_BLOCKS - len(ranges))
             flat = [value for each in ranges for value in each]
-            return flat, sum(step_count(count) for _, count in ranges)
+            return flat, sum(step_count(count, self.sum_pairs) for _, count in ranges)
 
 
     def record(shape: "Shape", job_list: "list[Job]", tiling: "Tiling") -> tuple[int, ...]:
@@ -1754,8 +1841,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 // besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
 // them.
 #define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
-  X(tile_n)        /* pixels of one WGMMA: N */                                                  \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
   X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
@@ -1788,6 +1875,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
   X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
   X(slices)       /* slices of one plane: they cover all input channels */                       \
   X(slots)        /* ring of input slices */                                                     \
   X(stages)       /* ring of weight blocks */                                                    \
@@ -1799,6 +1887,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
   X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
+  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
@@ -2117,13 +2207,22 @@ namespace upconv {
 
 struct Tf32 {
   using Element = float;
-  static constexpr int kBlockChannels = 4;
+  static constexpr int kBlockChannels = 4, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
+// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// then its tails, and each tap list is gone through three times for the three of the four products
+// of two such sums that count. What is small is added while the sum is small: heads of the input
+// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
+// The tensor core adds with truncation, whose errors all have the same sign: some products are
+// summed by themselves and then added to the rest with rounding. That takes two registers for every
+// output, so the two consumers take half of the tile's columns each, with the same weights and
+// without turns.
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
@@ -2150,7 +2249,7 @@ constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // w
 // visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
 // slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.block_pitch * 16;
+  return p.parts * p.slice_blocks * p.block_pitch * 16;
 }
 __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;
@@ -2276,6 +2375,335 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
   return total;
 }
 
+// --- What consumers read ---------------------------------------------------------------------
+
+// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
+// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
+// moving the operand adds to the low word, which never carries.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
+  return (address >> 4) | (k_step << 16);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+}
+
+// What a lane loads or stores at a time.
+template <int kBytes>
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+
+// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
+__device__ __forceinline__ int steps_in_list(int pairs) {
+  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+}
+
+// Places in the tile of the pairs of a step, from the table.
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
+  const int4 v = *reinterpret_cast<const int4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
+  to[0] = from[0], to[1] = from[1];
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
+  to[0] = from[0];
+}
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_epilogue.cuh ===============================================================
+
+// Hopper kernel: how a consumer warpgroup stores what it has accumulated.
+
+namespace upconv {
+
+// --- Consumers: epilogue ---------------------------------------------------------------------
+
+// The accumulators of a warpgroup, MB blocks of 64 rows by N pixels. Each warp regroups its 16 rows
+// through its own staging slice; no other warp is waited for.
+template <typename Operand, int N, int MB>
+struct Epilogue {
+  using Element = typename Operand::Element;
+  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
+  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
+  static constexpr int kChunk = 256 / sizeof(Element);
+  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
+  static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
+  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
+  static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
+  const Sm90Params& p;
+  const Shared& shared;
+  const int c;  // which of the two consumers
+  float d[MB][N / 2];
+
+  // Of the tile's columns, the first one of this consumer's.
+  __device__ __forceinline__ int first_column() const { return Operand::kSplit ? c * N : 0; }
+
+  // Outputs of one channel of an image.
+  __device__ __forceinline__ int64_t out_area() const {
+    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  }
+
+  // First output of a unit's depth and row phase in y, channel 0 of its group.
+  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
+                                                 int first_x) const {
+    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
+    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
+    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
+    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
+    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
+    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
+    if (p.channels_last) {
+      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
+    }
+    return (image * p.out_channels + channels) * out_area() + pixel;
+  }
+
+  // Does the unit's one depth of a phase exist?
+  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
+    return where.z * p.out_step_z + first_z < p.out_d;
+  }
+
+  // Are all outputs of the tile inside, for the given row phase and last column phase?
+  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
+    return where.o + p.tile_o <= p.batch &&
+           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
+           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
+  }
+
+  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
+  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
+                                               int extra_x) const {
+    const int at = n < N ? shared.places[first_column() + n] : -1;
+    if (inside || at < 0) return at;
+    const int entry = shared.columns[first_column() + n];
+    const bool on = where.o + (entry >> 16) < p.batch &&
+                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
+                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
+    return on ? at : -1;
+  }
+
+  // Bias of an output channel; 0 past the end.
+  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
+    if (!p.bias || channel >= p.out_channels) return 0.f;
+    const int at = where.conv_group * p.out_channels + channel;
+    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
+  }
+
+  template <int V>
+  using Vector = VectorOf<V * sizeof(Element)>;
+
+  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
+  // is written, lest each read wait for the write before it.
+  template <int V, int kSpan>
+  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
+                                        bool inside, uint32_t columns, int first_x, int first_y,
+                                        int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    const int span = kSpan ? kSpan : p.out_step_x;
+    const int64_t channel_step = out_area();
+    const int first_row = threadIdx.x % 32 / kLanes;
+#pragma unroll 1
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
+      const int q = position / span, residue = position - q * span;
+      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int at =
+          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
+      if (at < 0) continue;
+      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
+      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
+#pragma unroll
+      for (int row = 0; row < 16; row += kBatch * kTogether) {
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first_row + row + i * kTogether < channels) {
+            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+          }
+          target += kTogether * channel_step;
+        }
+      }
+    }
+  }
+
+  // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
+  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
+  // columns, kSpan of them for a lattice point (0: the plan says how many).
+  template <int kFirst, int kCount, int kColumns, int kSpan>
+  __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
+    const int span = kSpan ? kSpan : p.out_step_x;
+    const Sm90Kind& first = p.kind[job.kind[kFirst]];
+    const int first_y = first.first_y[warp * 16 / p.fold_rows];
+    const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
+    const int first_x = kSpan == 1 ? first.first_x : 0;
+    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
+    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+    // Not unrolled, or the code grows tenfold; only the choice of registers is.
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
+      const int width = min(kColumns, N - chunk) * span;
+      __syncwarp();
+      if (holes) {  // columns of phases without taps: the bias alone
+        for (int i = lane % 4; i < width; i += 4) {
+          put<1>(row, i, bias0);
+          put<1>(row, i + 8 * kPitch, bias8);
+        }
+        __syncwarp();
+      }
+      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
+      __syncwarp();
+      constexpr int kMost = 16 / sizeof(Element);
+      const int channels = p.out_channels - channel;
+      if (p.vector == kMost) {
+        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                            chunk, width);
+      } else if (p.vector == 2) {
+        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
+      } else {
+        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
+                        chunk, width);
+      }
+    }
+  }
+
+  // Puts this lane's accumulators of one chunk into its two rows.
+  template <int kFirst, int kCount, int kColumns, int kSpan>
+  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
+                                                float bias0, float bias8) const {
+#pragma unroll
+    for (int each = 0; each < N; each += kColumns) {
+      if (each == chunk) {
+#pragma unroll
+        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
+          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
+          const float bias = g % 2 ? bias8 : bias0;
+          if (n < N) {
+            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
+            if constexpr (kSpan == 1) {
+              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
+            } else if constexpr (kSpan == 2) {
+              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
+                     d[1][i + 1] + bias);
+            } else {
+#pragma unroll
+              for (int j = 0; j < kCount; ++j) {
+                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
+                put<1>(row, place, d[j][i] + bias);
+                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // V neighbouring elements of a staged row.
+  template <int V, typename... Values>
+  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
+    alignas(16) const Element packed[V] = {Operand::from_float(values)...};
+    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
+  }
+
+  // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
+  template <int j>
+  __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
+    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const Sm90Kind& kind = p.kind[job.kind[j]];
+    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
+    const int channel = job.channel[j] + warp * 16 % p.fold_rows;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    const int lane_channel = channel + lane % kLanes * kE;
+    const bool inside = unit_inside(where, first_y, kind.first_x);
+    Element* base = static_cast<Element*>(p.y) +
+                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kPixels) {
+      __syncwarp();
+      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
+      __syncwarp();
+      uint4 v[kPixels * kLanes / 32];
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
+      }
+#pragma unroll
+      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
+        const int n = i * (32 / kLanes) + lane / kLanes;
+        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
+        if (at >= 0 && lane_channel < p.out_channels) {
+          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
+        }
+      }
+    }
+  }
+
+  template <int j>
+  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
+                                               float bias8) const {
+#pragma unroll
+    for (int each = 0; each < N; each += kPixels) {
+      if (each == chunk) {
+#pragma unroll
+        for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
+          const int i = (each / 8 + g) * 4;
+          const int pixel = place + g * 8 * kPixelPitch;
+          put<1>(staging, pixel, d[j][i] + bias0);
+          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
+          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
+          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
+        }
+      }
+    }
+  }
+
+  template <int j = 0>
+  __device__ __forceinline__ void store_each(const Sm90Job& job, const Unit& where) const {
+    if constexpr (j < MB) {
+      if (p.channels_last) {
+        store_channels_last<j>(job, where);
+      } else if constexpr (MB <= 2) {
+        store_contiguous<j, 1, kChunk, 1>(job, where);
+      }
+      store_each<j + 1>(job, where);
+    }
+  }
+
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (!job.interleave) {
+      store_each(job, where);
+    } else if constexpr (MB == 2) {
+      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+    } else {
+      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      if constexpr (MB == 1) {
+        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      }
+      store_contiguous<0, MB, 8, 0>(job, where);
+    }
+  }
+};
+
 }  // namespace upconv
 
 // ===== csrc/cuda/wgmma.cuh =======================================================================
@@ -2291,6 +2719,7 @@ namespace upconv {
 struct Tf32;
 struct Bf16;
 struct Fp16;
+struct Split;
 
 template <typename Operand, int N>
 struct Wgmma;
@@ -2550,44 +2979,20 @@ struct Wgmma<Tf32, 256> {
 
 // ===== csrc/cuda/sm90_consumer.cuh ===============================================================
 
-// Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store.
+// Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store
+// (sm90_epilogue.cuh).
 
 namespace upconv {
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
-// moving the operand adds to the low word, which never carries.
-__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
-  return (address >> 4) | (k_step << 16);
-}
-__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
-  return static_cast<uint64_t>(128 >> 4) << 32 | low;
-}
-
-// What a lane loads or stores at a time.
-template <int kBytes>
-using VectorOf = std::conditional_t<
-    kBytes == 2, unsigned short,
-    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
-
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
-struct Consumer {
-  using Element = typename Operand::Element;
-  // Staging of the epilogue, in elements. Contiguous: 16 rows of 256 bytes, padded so that rows
-  // written together fall into different banks. channels_last: 16 channels a pixel, likewise.
-  static constexpr int kChunk = 256 / sizeof(Element);
-  static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
-  static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
-  static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
-  static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
-  const Sm90Params& p;
-  const Shared& shared;
-  const int c;
+struct Consumer : Epilogue<Operand, N, MB> {
+  using Base = Epilogue<Operand, N, MB>;
+  using Base::c, Base::d, Base::p, Base::shared;
   const bool issuer;  // the one thread of the warpgroup that arrives on barriers
-  float d[MB][N / 2];
+  float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
   int stage = 0, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -2595,9 +3000,7 @@ struct Consumer {
   int older = 0, newer = 0;
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
-      : p(p),
-        shared(shared),
-        c(c),
+      : Base{p, shared, c},
         issuer(threadIdx.x % 128 == 0),
         turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
@@ -2617,14 +3020,26 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void begin_turn() {
+    if constexpr (Operand::kSplit) return;
     ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
     turn_parity ^= 1;
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    ptx::barrier_arrive_if(issuer, shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(!Operand::kSplit && issuer, shared.turn + 8 * (1 - c));
     drain();
     __syncwarp();
+  }
+
+  // Adds the products of row block j since the last time to its sums.
+  __device__ __forceinline__ void add_up(int j) {
+    drain();
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      ptx::keep_after_wait(d[j][i]);
+      sum[j][i] += d[j][i];
+      d[j][i] = 0.f;
+    }
   }
 
   // WGMMA keeps the four warps together. Without one, the issuer's warp could run ahead and hand on
@@ -2642,22 +3057,11 @@ struct Consumer {
     while (slot >= p.slots) slot -= p.slots, slot_parity ^= 1;
   }
 
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
-    const int4 v = *reinterpret_cast<const int4*>(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
-    to[0] = from[0], to[1] = from[1];
-  }
-  __device__ static __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
-    to[0] = from[0];
-  }
-
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it.
+  // tile. Two steps stay in flight behind it. `keep`: the block will be read again.
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets) {
+                                           const int* offsets, bool keep) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -2672,8 +3076,33 @@ struct Consumer {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = stage + 1;
+    newer = keep ? 0 : stage + 1;
     if (++stage == p.stages) stage = 0, stage_parity ^= 1;
+  }
+
+  // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
+  __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
+                                                const int* pair, int count, bool keep = false) {
+    int left = count;
+    for (; left >= 4; left -= 4, pair += 4) multiply<4>(accumulator, tile, pair, keep);
+    if (left == 0) return;
+    if (left & 2) multiply<2>(accumulator, tile, pair, keep);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep);
+  }
+
+  // Split operands: each part of the list three times (see Split), the last time with the weight
+  // blocks of the time before.
+  __device__ __forceinline__ void multiply_parts(int j, uint32_t tile, const int* pair, int count) {
+    const uint32_t tails = p.slice_blocks * p.block_pitch;
+    for (int first = 0; first < count; first += p.sum_pairs) {
+      const int part = min(count - first, p.sum_pairs);
+      if (first) add_up(j);
+#pragma unroll 1
+      for (int lap = 0; lap < 3; ++lap) {
+        if (lap == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
+        multiply_list(d[j], tile + (lap == 1 ? tails : 0), pair + first, part, lap == 1);
+      }
+    }
   }
 
   // `lists`: each block's tap list, its first pair and their number in 16 bits each.
@@ -2683,16 +3112,17 @@ struct Consumer {
       drain();
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
-    const uint32_t tile = descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch);
+    const uint32_t tile =
+        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_column();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
-      // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
       const int* pair = shared.pairs + (lists[j] >> 16);
-      int left = lists[j] & 0xffff;
-      for (; left >= 4; left -= 4, pair += 4) multiply<4>(d[j], tile, pair);
-      if (left == 0) continue;
-      if (left & 2) multiply<2>(d[j], tile, pair);
-      if (left & 1) multiply<1>(d[j], tile, pair + (left & 2));
+      const int count = lists[j] & 0xffff;
+      if constexpr (Operand::kSplit) {
+        multiply_parts(j, tile, pair, count);
+      } else {
+        multiply_list(d[j], tile, pair, count);
+      }
     }
     uint32_t pairs = 0;
 #pragma unroll
@@ -2721,7 +3151,11 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) d[j][i] = 0.f;
+      for (int i = 0; i < N / 2; ++i) {
+        d[j][i] = 0.f;
+        if constexpr (Operand::kSplit) sum[j][i] = 0.f;
+      }
+    int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);
     // A unit without slices takes an empty turn: the other consumer waits for it.
@@ -2734,6 +3168,13 @@ struct Consumer {
       if (!left) keep_together();
       for (; left > rest; --left) {
         multiply_slice(lists);
+        if constexpr (Operand::kSplit) {
+          if (++unsummed == p.sum_slices || left == 1) {
+            unsummed = 0;
+#pragma unroll
+            for (int j = 0; j < MB; ++j) add_up(j);
+          }
+        }
         if (++slice == p.slices) {
           slice = 0;
           visit += kVisitWords;
@@ -2746,273 +3187,10 @@ struct Consumer {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
-      for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[j][i]);
-  }
-
-  // --- Consumers: epilogue ---------------------------------------------------------------------
-  // Each warp regroups its 16 rows through its own staging slice; no other warp is waited for.
-
-  // Outputs of one channel of an image.
-  __device__ __forceinline__ int64_t out_area() const {
-    return static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
-  }
-
-  // First output of a unit's depth and row phase in y, channel 0 of its group.
-  __device__ __forceinline__ int64_t unit_offset(const Unit& where, int first_z, int first_y,
-                                                 int first_x) const {
-    const int64_t depth = static_cast<int64_t>(where.z) * p.out_step_z + first_z;
-    const int64_t row = static_cast<int64_t>(where.y) * p.out_step_y + first_y;
-    const int64_t column = static_cast<int64_t>(where.x) * p.out_step_x + first_x;
-    const int64_t pixel = (depth * p.out_h + row) * p.out_w + column;
-    const int64_t image = static_cast<int64_t>(where.o) * p.conv_groups;
-    const int64_t channels = static_cast<int64_t>(where.conv_group) * p.out_channels;
-    if (p.channels_last) {
-      return (image * out_area() + pixel * p.conv_groups) * p.out_channels + channels;
-    }
-    return (image * p.out_channels + channels) * out_area() + pixel;
-  }
-
-  // Does the unit's one depth of a phase exist?
-  __device__ __forceinline__ bool depth_inside(const Unit& where, int first_z) const {
-    return where.z * p.out_step_z + first_z < p.out_d;
-  }
-
-  // Are all outputs of the tile inside, for the given row phase and last column phase?
-  __device__ __forceinline__ bool unit_inside(const Unit& where, int first_y, int last_x) const {
-    return where.o + p.tile_o <= p.batch &&
-           (where.y + p.tile_h - 1) * p.out_step_y + first_y < p.out_h &&
-           (where.x + p.tile_w - 1) * p.out_step_x + last_x < p.out_w;
-  }
-
-  // Offset of accumulator column `n` from its unit's first output, -1 when it is not stored.
-  __device__ __forceinline__ int column_offset(const Unit& where, bool inside, int first_y, int n,
-                                               int extra_x) const {
-    const int at = n < N ? shared.places[n] : -1;
-    if (inside || at < 0) return at;
-    const int entry = shared.columns[n];
-    const bool on = where.o + (entry >> 16) < p.batch &&
-                    (where.y + (entry >> 8 & 255)) * p.out_step_y + first_y < p.out_h &&
-                    (where.x + (entry & 255)) * p.out_step_x + extra_x < p.out_w;
-    return on ? at : -1;
-  }
-
-  // Bias of an output channel; 0 past the end.
-  __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
-    if (!p.bias || channel >= p.out_channels) return 0.f;
-    const int at = where.conv_group * p.out_channels + channel;
-    return Operand::to_float(static_cast<const Element*>(p.bias)[at]);
-  }
-
-  template <int V>
-  using Vector = VectorOf<V * sizeof(Element)>;
-
-  // Writes the staged rows, V elements a lane, to their places. Rows are read in batches before any
-  // is written, lest each read wait for the write before it.
-  template <int V, int kSpan>
-  __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
-                                        bool inside, uint32_t columns, int first_x, int first_y,
-                                        int channels, int chunk, int width) const {
-    constexpr int kLanes = kChunk / V;  // that one row takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int span = kSpan ? kSpan : p.out_step_x;
-    const int64_t channel_step = out_area();
-    const int first_row = threadIdx.x % 32 / kLanes;
-#pragma unroll 1
-    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(columns >> residue & 1)) continue;
-      const int at =
-          column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
-      if (at < 0) continue;
-      Element* target = base + (at + (kSpan == 1 ? 0 : residue)) + first_row * channel_step;
-      const uint32_t source = staging + (first_row * kPitch + position) * sizeof(Element);
-#pragma unroll
-      for (int row = 0; row < 16; row += kBatch * kTogether) {
-        Vector<V> v[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          ptx::load_shared(v[i], source + (row + i * kTogether) * kPitch * sizeof(Element));
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          if (first_row + row + i * kTogether < channels) {
-            __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
-          }
-          target += kTogether * channel_step;
-        }
+      for (int i = 0; i < N / 2; ++i) {
+        ptx::keep_after_wait(d[j][i]);
+        if constexpr (Operand::kSplit) d[j][i] = sum[j][i];
       }
-    }
-  }
-
-  // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
-  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
-  // columns, kSpan of them for a lattice point (0: the plan says how many).
-  template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
-    const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
-    const int span = kSpan ? kSpan : p.out_step_x;
-    const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = first.first_y[warp * 16 / p.fold_rows];
-    const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
-    const int first_x = kSpan == 1 ? first.first_x : 0;
-    const bool inside = unit_inside(where, first_y, first_x + span - 1);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
-    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
-    const float bias0 = row_bias(where, channel + lane / 4),
-                bias8 = row_bias(where, channel + 8 + lane / 4);
-    // Not unrolled, or the code grows tenfold; only the choice of registers is.
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * span;
-      __syncwarp();
-      if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) {
-          put<1>(row, i, bias0);
-          put<1>(row, i + 8 * kPitch, bias8);
-        }
-        __syncwarp();
-      }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
-      __syncwarp();
-      constexpr int kMost = 16 / sizeof(Element);
-      const int channels = p.out_channels - channel;
-      if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                            chunk, width);
-      } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
-      } else {
-        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
-      }
-    }
-  }
-
-  // Puts this lane's accumulators of one chunk into its two rows.
-  template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
-                                                float bias0, float bias8) const {
-#pragma unroll
-    for (int each = 0; each < N; each += kColumns) {
-      if (each == chunk) {
-#pragma unroll
-        for (int g = 0; g < 2 * (kColumns / 8); ++g) {
-          const int n = each + g / 2 * 8, i = n / 2 + g % 2 * 2, below = g % 2 * 8 * kPitch;
-          const float bias = g % 2 ? bias8 : bias0;
-          if (n < N) {
-            const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
-            if constexpr (kSpan == 1) {
-              put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
-            } else if constexpr (kSpan == 2) {
-              put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
-                     d[1][i + 1] + bias);
-            } else {
-#pragma unroll
-              for (int j = 0; j < kCount; ++j) {
-                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
-                put<1>(row, place, d[j][i] + bias);
-                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
-              }
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // V neighbouring elements of a staged row.
-  template <int V, typename... Values>
-  __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
-    alignas(16) const Element packed[V] = {Operand::from_float(values)...};
-    ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
-  }
-
-  // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
-  template <int j>
-  __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
-    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
-    const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
-    const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
-    const int lane_channel = channel + lane % kLanes * kE;
-    const bool inside = unit_inside(where, first_y, kind.first_x);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
-    const float bias0 = row_bias(where, channel + lane / 4),
-                bias8 = row_bias(where, channel + 8 + lane / 4);
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += kPixels) {
-      __syncwarp();
-      stage_pixels<j>(staging, lane % 4 * 2 * kPixelPitch + lane / 4, chunk, bias0, bias8);
-      __syncwarp();
-      uint4 v[kPixels * kLanes / 32];
-#pragma unroll
-      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
-        const int n = i * (32 / kLanes) + lane / kLanes;
-        ptx::load_shared(v[i], staging + (n * kPixelPitch + lane % kLanes * kE) * sizeof(Element));
-      }
-#pragma unroll
-      for (int i = 0; i < kPixels * kLanes / 32; ++i) {
-        const int n = i * (32 / kLanes) + lane / kLanes;
-        const int at = column_offset(where, inside, first_y, chunk + n, kind.first_x);
-        if (at >= 0 && lane_channel < p.out_channels) {
-          __stcs(reinterpret_cast<uint4*>(base + at), v[i]);
-        }
-      }
-    }
-  }
-
-  template <int j>
-  __device__ __forceinline__ void stage_pixels(uint32_t staging, int place, int chunk, float bias0,
-                                               float bias8) const {
-#pragma unroll
-    for (int each = 0; each < N; each += kPixels) {
-      if (each == chunk) {
-#pragma unroll
-        for (int g = 0; g < kPixels / 8 && each + g * 8 < N; ++g) {
-          const int i = (each / 8 + g) * 4;
-          const int pixel = place + g * 8 * kPixelPitch;
-          put<1>(staging, pixel, d[j][i] + bias0);
-          put<1>(staging, pixel + kPixelPitch, d[j][i + 1] + bias0);
-          put<1>(staging, pixel + 8, d[j][i + 2] + bias8);
-          put<1>(staging, pixel + kPixelPitch + 8, d[j][i + 3] + bias8);
-        }
-      }
-    }
-  }
-
-  template <int j = 0>
-  __device__ __forceinline__ void store_each(const Sm90Job& job, const Unit& where) const {
-    if constexpr (j < MB) {
-      if (p.channels_last) {
-        store_channels_last<j>(job, where);
-      } else if constexpr (MB <= 2) {
-        store_contiguous<j, 1, kChunk, 1>(job, where);
-      }
-      store_each<j + 1>(job, where);
-    }
-  }
-
-  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (!job.interleave) {
-      store_each(job, where);
-    } else if constexpr (MB == 2) {
-      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
-    } else {
-      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
-      if constexpr (MB == 1) {
-        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
-      }
-      store_contiguous<0, MB, 8, 0>(job, where);
-    }
   }
 
   // Moves past a whole unit of the other consumer.
@@ -3023,14 +3201,15 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int step = p.alternate ? 2 * gridDim.x : gridDim.x;
-    for (int unit = blockIdx.x + p.alternate * c * gridDim.x; unit < unit_count(p); unit += step) {
-      if (p.alternate && c == 1) skip_unit(unit - gridDim.x);
+    const bool skips = p.alternate && !Operand::kSplit;  // every other unit
+    const int step = skips ? 2 * gridDim.x : gridDim.x;
+    for (int unit = blockIdx.x + skips * c * gridDim.x; unit < unit_count(p); unit += step) {
+      if (skips && c == 1) skip_unit(unit - gridDim.x);
       const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
-      store(job, Unit(p, unit));
-      if (p.alternate && c == 0) skip_unit(unit + gridDim.x);
+      this->store(job, Unit(p, unit));
+      if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
   }
 };
@@ -3282,6 +3461,11 @@ struct Loader {
       ptx::store_shared(target + i * 16,
                         make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
                                    Operand::prepare(word[2]), Operand::prepare(word[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16,
+                          make_uint4(Operand::tail(word[0]), Operand::tail(word[1]),
+                                     Operand::tail(word[2]), Operand::tail(word[3])));
+      }
     }
   }
 };
@@ -3535,6 +3719,7 @@ struct BoxLoader {
   const Sm90Params& p;
   const Shared& shared;
   const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const uint32_t tail_step;                 // from the head of a split number to its tail
   const int raw_blocks;
   // Every thread has as many places; those past the tile are read anywhere and not written, those
   // that pad it to 4 pixels are written and never used.
@@ -3549,6 +3734,7 @@ struct BoxLoader {
         shared(shared),
         channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
         block_step(ptx::pinned(p.block_pitch * 16)),
+        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
         raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
@@ -3586,6 +3772,11 @@ struct BoxLoader {
       ptx::store_shared_if(on, target,
                            make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
                                       Operand::prepare(v[2]), Operand::prepare(v[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
+      }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;
@@ -3723,6 +3914,7 @@ __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& sh
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
+// With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
@@ -3741,18 +3933,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
                      const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
-  static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
+  static_assert(Operand::kShares * MB * N <= 256, "more than 128 sums a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
@@ -3766,7 +3958,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
-  list_columns<N>(p, shared);
+  list_columns<Operand::kShares * N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -3788,9 +3980,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Weight packing --------------------------------------------------------------------------
 
-// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90List& list) {
-  return list.count / kStepPairs + __popc(list.count % kStepPairs);
+// Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
+// tails of its weights, then the heads.
+template <typename Operand>
+__device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
+  if (!Operand::kSplit) return steps_in_list(list.count);
+  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+              steps_in_list(list.count % p.sum_pairs));
+}
+
+// The part of a list that a step of split operands belongs to, and the number of its first step.
+__device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
+                                            int* first) {
+  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
+  *first = part * each;
+  return {static_cast<uint16_t>(list.begin + begin),
+          static_cast<uint16_t>(min(list.count - begin, p.sum_pairs))};
 }
 
 // Pair `k` of a step, -1 where the step is not full.
@@ -3823,8 +4029,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     const Sm90Visit& visit = p.visit[at];
     const int slice = step / visit.steps[c];
     step %= visit.steps[c];
-    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
-    const int index = pair_of(visit.list[c][j], step, k);
+    while (step >= steps_of<Operand>(p, visit.list[c][j])) {
+      step -= steps_of<Operand>(p, visit.list[c][j++]);
+    }
+    Sm90List list = visit.list[c][j];
+    bool tail = false;
+    if constexpr (Operand::kSplit) {
+      int first;
+      list = part_of(p, list, step, &first);
+      step -= first;
+      tail = step < steps_in_list(list.count);
+      if (!tail) step -= steps_in_list(list.count);
+    }
+    const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -3838,6 +4055,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
+    if constexpr (Operand::kSplit) {
+      if (tail) {
+        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
+                               Operand::tail(v.w));
+        continue;
+      }
+    }
     packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
                            Operand::prepare(v.w));
   }
@@ -3855,6 +4079,9 @@ namespace upconv {
 #define UPCONV_SM90_TILES(X) \
   X(256, 1)                  \
   X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+
+// The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
+#define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
@@ -3911,9 +4138,14 @@ template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
-#define UPCONV_TRY(n, mb) \
-  if (p.tile_n == n && p.job_blocks == mb) return launch_tile<Operand, n, mb>(p, blocks, stream);
-  UPCONV_SM90_TILES(UPCONV_TRY)
+#define UPCONV_TRY(n, mb)                  \
+  if (p.tile_n == n && p.job_blocks == mb) \
+    return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
+  if constexpr (Operand::kSplit) {
+    UPCONV_SM90_SPLIT_TILES(UPCONV_TRY)
+  } else {
+    UPCONV_SM90_TILES(UPCONV_TRY)
+  }
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
@@ -3936,7 +4168,7 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
 
 // ===== csrc/cuda/sm90_tf32.cu ====================================================================
 
-// The Hopper kernel for Tf32 operands; a file of its own so that the three compile side by side.
+// The Hopper kernel for Tf32 operands; a file of its own so that the four compile side by side.
 
 namespace upconv {
 

@@ -80,6 +80,8 @@ inline uint32_t bits_of(float value) {
   std::memcpy(&bits, &value, 4);
   return bits;
 }
+inline float __uint_as_float(uint32_t bits) { return float_of(bits); }
+inline uint32_t __float_as_uint(float value) { return bits_of(value); }
 
 // --- The host's side -------------------------------------------------------------------------
 

@@ -106,7 +106,9 @@ template <typename T>
 inline T pinned(T value) {
   return value;
 }
-inline uint32_t round_to_tf32(uint32_t bits) { return (bits + 0x1000) & 0xffffe000; }
+inline uint32_t round_to_tf32(uint32_t bits) {
+  return std::min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
+}
 template <int>
 void give_registers() {}
 template <int>
@@ -122,12 +124,21 @@ inline void keep_after_wait(float&) {}
 }  // namespace ptx
 
 struct Tf32;
+struct Split;
+
+// A sum as the tensor core keeps it: what does not fit is cut off.
+inline float truncated(double sum) {
+  const float nearest = static_cast<float>(sum);
+  const bool above = std::isfinite(nearest) && std::fabs(nearest) > std::fabs(sum);
+  return above ? std::nextafterf(nearest, 0.f) : nearest;
+}
 
 // d[64 x N] += A[64 x K] * B[N x K]^T: this thread's part, which is two rows of each 8 columns.
 template <typename Operand, int N>
 struct Wgmma {
   static void run(float (&d)[N / 2], uint64_t a, uint64_t b) {
-    constexpr int kBytes = std::is_same_v<Operand, Tf32> ? 4 : 2, kBlock = 16 / kBytes;
+    constexpr bool kWide = std::is_same_v<Operand, Tf32> || std::is_same_v<Operand, Split>;
+    constexpr int kBytes = kWide ? 4 : 2, kBlock = 16 / kBytes;
     const auto read = [](uint64_t descriptor, int row, int k) {
       const uint32_t low = static_cast<uint32_t>(descriptor);
       const uint32_t rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
@@ -136,7 +147,7 @@ struct Wgmma {
       const unsigned char* from = ptx::shared_pointer(at, kBytes);
       uint32_t bits = 0;
       std::memcpy(&bits, from, kBytes);
-      return float_of(kBytes == 2 ? bits << 16 : bits);
+      return float_of(kBytes == 2 ? bits << 16 : bits & 0xffffe000);
     };
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     float left[2][2 * kBlock];
@@ -145,10 +156,15 @@ struct Wgmma {
         left[half][k] = read(a, warp * 16 + lane / 4 + 8 * half, k);
     for (int column = 0; column < N / 4; ++column) {
       const int n = column / 2 * 8 + lane % 4 * 2 + column % 2;
+      double sum[2] = {};
       for (int k = 0; k < 2 * kBlock; ++k) {
         const float right = read(b, n, k);
         for (int half = 0; half < 2; ++half)
-          d[column / 2 * 4 + half * 2 + column % 2] += left[half][k] * right;
+          sum[half] += static_cast<double>(left[half][k]) * right;
+      }
+      for (int half = 0; half < 2; ++half) {
+        float& to = d[column / 2 * 4 + half * 2 + column % 2];
+        to = truncated(to + sum[half]);
       }
     }
   }

@@ -78,6 +78,7 @@ SM90 = Family(
         "tf32": Operand(0, "tf32", "Tf32"),
         "bfloat16": Operand(1, "bf16", "Bf16"),
         "float16": Operand(2, "fp16", "Fp16"),
+        "float32": Operand(3, "split", "Split"),
     },
     sources=(
         "cuda/sm90_{operand}.cu",

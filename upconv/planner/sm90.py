@@ -4,7 +4,8 @@ The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights 
 pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
 
     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
-    pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each
+    pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
+            float32 must not be rounded)
     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
@@ -85,8 +86,6 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
     if problem.dtype not in OPERANDS:
         return f"has no {problem.dtype} form"
-    if problem.dtype == "float32" and not problem.tf32:
-        return "computes float32 in TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.ndim != 2 and problem.channels_last:
         return f"{problem.ndim}-D is covered in the contiguous layout only"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
@@ -148,6 +147,7 @@ class Lists:
         self.pairs: list[int] = []
         self.ranges: dict[tuple[Kind, tuple[int, int, int]], tuple[int, int]] = {}
         self.count = 0
+        self.sum_pairs = tiling.sum_pairs
         for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
             self.index[kind] = len(self.index)
             rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
@@ -167,7 +167,7 @@ class Lists:
         ranges = [self.ranges.get((kind, plane), (0, 0)) for kind in job.kinds] if job else []
         ranges += [(0, 0)] * (MAX_BLOCKS - len(ranges))
         flat = [value for each in ranges for value in each]
-        return flat, sum(step_count(count) for _, count in ranges)
+        return flat, sum(step_count(count, self.sum_pairs) for _, count in ranges)
 
 
 def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]:

@@ -29,6 +29,19 @@ CYCLES = {
     "unit": 0.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+SPLIT_CYCLES = {
+    "tensor": 0.4286,
+    "placed": 0.0507,
+    "slices": 512.0,
+    "starved": 0.0,
+    "turns": 762.0,
+    "stored": 0.0492,
+    "segments": 3.15,
+    "weights": 0.0383,
+    "unit": 516.0,
+}
+"""The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
+standard deviation 3.5 %."""
 GATHER_FACTOR = 2.0
 """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
 SPREAD_STORE = 7.1
@@ -51,22 +64,29 @@ class UnitWork:
     starved: float
     """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
     turns: float
-    """Turns of the consumers at the tensor cores."""
+    """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
     stored: float
     """Bytes written."""
     segments: float
     """Pieces of output rows that are written in one go."""
     weights: float
     """Bytes of packed weights streamed from L2."""
+    split: bool = False
+    """float32 that must not be rounded."""
+
+    @property
+    def constants(self) -> dict[str, float]:
+        return SPLIT_CYCLES if self.split else CYCLES
 
     @property
     def terms(self) -> dict[str, float]:
         """Cycles by stage, in words that `explain` prints."""
-        cost = {name: CYCLES[name] * getattr(self, name) for name in CYCLES if name != "unit"}
+        constants = self.constants
+        cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
         return {
             "the tensor cores": cost["tensor"],
             "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
-            "turns of the consumers": cost["turns"],
+            "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
             "the stores": cost["stored"] + cost["segments"],
             "the weights": cost["weights"],
         }
@@ -74,7 +94,7 @@ class UnitWork:
     @property
     def cycles(self) -> float:
         """The sum, without a dictionary: a plan asks it thousands of times."""
-        each = CYCLES
+        each = self.constants
         return (
             each["tensor"] * self.tensor
             + each["placed"] * self.placed

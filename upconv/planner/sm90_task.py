@@ -44,6 +44,8 @@ class Task:
     weight_out: int
     weight_group: int
     dtype: str
+    split: bool
+    """float32 that must not be rounded to TF32: each number is the sum of two such."""
     channels_last: bool
     bias: bool
 
@@ -89,6 +91,7 @@ def forward_task(problem: Problem) -> Task:
         weight_out=taps,
         weight_group=in_channels * out_channels * taps,
         dtype=problem.dtype,
+        split=problem.dtype == "float32" and not problem.tf32,
         channels_last=problem.channels_last,
         bias=problem.bias,
     )
@@ -112,6 +115,7 @@ def input_gradient_task(problem: Problem) -> Task:
         weight_out=forward.weight_in,
         weight_group=forward.weight_group,
         dtype=forward.dtype,
+        split=forward.split,
         channels_last=forward.channels_last,
         bias=False,
     )

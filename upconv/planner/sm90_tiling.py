@@ -41,8 +41,19 @@ TILES = (
 )
 """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
+"""The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
+SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+"""WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+SUM_PAIRS = 12
+"""Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
+STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
+1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
+
 OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
+SPLIT = 3
+"""Operand type of float32 that must not be rounded."""
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
@@ -67,6 +78,9 @@ class Tiling:
     """The consumers take units in turn, rather than two jobs of the same unit."""
     area: Area
     slice_blocks: int
+    sum_slices: int
+    sum_pairs: int
+    """Split float32: slices, and pairs of a tap list, that are summed by themselves; else 0."""
     slices: int
     """Channel slices of one plane."""
     slots: int
@@ -108,7 +122,7 @@ class Tiling:
     def fields(self, shape: Shape) -> dict[str, int]:
         task, area = shape.task, self.area
         return {
-            "operand": OPERANDS[task.dtype],
+            "operand": SPLIT if task.split else OPERANDS[task.dtype],
             "tile_n": self.n,
             "job_blocks": self.blocks,
             "channels_last": int(task.channels_last),
@@ -133,6 +147,7 @@ class Tiling:
             "pixels": area.pixels,
             "block_pitch": self.block_pitch,
             "slice_blocks": self.slice_blocks,
+            "parts": SPLIT_PARTS if task.split else 1,
             "slices": self.slices,
             "slots": self.slots,
             "stages": self.stages,
@@ -144,6 +159,8 @@ class Tiling:
             "flat": int(area.flat),
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
+            "sum_slices": self.sum_slices,
+            "sum_pairs": self.sum_pairs,
             "fold_rows": shape.fold_rows,
             "vector": area.vector,
             "weight_in": task.weight_in,
@@ -162,6 +179,8 @@ class Tiling:
         use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
         share = use / (prod(self.tiles) * self.n)
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+        if shape.task.split:
+            kind = "halve the columns of a tile"
         copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
         several = f"{planes} planes, each " if planes > 1 else ""
         return (
@@ -198,17 +217,32 @@ class Load:
     pair_count: int
     """Entries of the table of pairs."""
     pairs: int
-    """WGMMAs of all jobs."""
+    """WGMMAs of all jobs, three for a pair where float32 is split."""
     steps: int
     """Weight blocks of all jobs."""
+    longest: int
+    """Pairs of the longest tap list."""
+    sum_pairs: int
+    additions: int
+    """Of parts of tap lists to the sums, but for the last part of each."""
 
     @staticmethod
-    def of(job_list: list[Job], alternate: bool, slice_blocks: int) -> Load:
+    def of(
+        job_list: list[Job],
+        alternate: bool,
+        slice_blocks: int,
+        split: bool = False,
+        sum_pairs: int = 0,
+    ) -> Load:
+        """`sum_pairs` is chosen here where it is 0 and float32 is split."""
         units = visits(job_list, alternate)
         table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
         kinds = {kind: None for job in job_list for kind in job.kinds}
         lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
         every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+        longest = max(every, default=0)
+        sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+        steps = sum(step_count(pairs, sum_pairs) for pairs in every)
         # A job that idles brings tap lists of its own, empty ones.
         idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
         return Load(
@@ -218,8 +252,11 @@ class Load:
             table=sum(table.values()),
             kinds=len(kinds) + idle,
             pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-            pairs=sum(every),
-            steps=sum(map(step_count, every)),
+            pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+            steps=steps,
+            longest=longest,
+            additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
+            sum_pairs=sum_pairs,
         )
 
     @property
@@ -235,14 +272,15 @@ def tilings(
     shape: Shape, by_blocks: Mapping[int, list[Job] | None], hardware: Hardware
 ) -> Iterator[Tiling]:
     """Every legal tiling of a shape, with its expected time."""
+    split = shape.task.split
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
     depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
     loads: dict[tuple[int, bool, int], Load] = {}
-    for n, blocks in TILES:
+    for n, blocks in SPLIT_TILES if split else TILES:
         job_list = by_blocks[blocks]
         if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
-        orders = (True, False) if len(job_list) > 1 else (True,)
+        orders = (True, False) if len(job_list) > 1 and not split else (True,)
         for area in areas(shape, n, store_vector(shape, job_list)):
             if not addressable(shape.task, area):
                 continue
@@ -251,7 +289,7 @@ def tilings(
                 for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
-                        loads[key] = Load.of(job_list, alternate, slice_blocks)
+                        loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                     if loads[key].fits:
                         interleave = job_list[0].interleave
                         form = (n, *key)
@@ -299,7 +337,8 @@ def pipelines(
     slice_blocks = form[3]
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
     slices = -(-total_blocks // slice_blocks)
-    slot = slice_blocks * block_pitch(area) * 16
+    parts = SPLIT_PARTS if shape.task.split else 1
+    slot = parts * slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
     tiles = tile_counts(shape, area)
     known: dict[int, tuple[UnitWork, float]] = {}
@@ -316,6 +355,8 @@ def pipelines(
             *form[:3],
             area,
             slice_blocks,
+            sum_slices(load) if shape.task.split else 0,
+            load.sum_pairs,
             slices,
             slots,
             stages,
@@ -344,6 +385,19 @@ def turn_slices(alternate: bool, slices: int, slots: int) -> int:
     return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
+def sum_slices(load: Load) -> int:
+    """Slices that are summed by themselves where float32 is split: of short tap lists more than
+    one. All products of the later ones meet a sum that truncation can take from."""
+    pairs = max(load.longest, 1)
+    return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+
+
+def even_part(pairs: int) -> int:
+    """Pairs that are summed by themselves: as few parts as may be, about the same size."""
+    parts = max(-(-pairs // SUM_PAIRS), 1)
+    return up(max(-(-pairs // parts), 1), STEP_PAIRS)
+
+
 def unit_work(
     shape: Shape,
     load: Load,
@@ -367,20 +421,24 @@ def unit_work(
     segments = outputs / (area.width * span)
     if task.channels_last:
         segments = 0.0
-    elif shape.columns.out_step > 2:
+    elif shape.columns.out_step > 2 or (interleave and form[1] == 1):
         stored *= SPREAD_STORE
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
+    turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
+    if task.split:
+        turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
     gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
         starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
-        turns=1 if alternate else 2 * -(-unit_slices // per_turn),
+        turns=turns,
         stored=stored,
         segments=segments,
         weights=load.steps * share * STAGE_BYTES,
+        split=task.split,
     )
 
 
@@ -401,6 +459,10 @@ def timed(
     return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
-def step_count(pairs: int) -> int:
-    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1."""
+def step_count(pairs: int, sum_pairs: int) -> int:
+    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
+    split: of its parts of `sum_pairs`, and twice, tails and heads."""
+    if sum_pairs:
+        parts, left = divmod(pairs, sum_pairs)
+        return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
     return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()

@@ -244,6 +244,11 @@ struct Loader {
       ptx::store_shared(target + i * 16,
                         make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
                                    Operand::prepare(word[2]), Operand::prepare(word[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16,
+                          make_uint4(Operand::tail(word[0]), Operand::tail(word[1]),
+                                     Operand::tail(word[2]), Operand::tail(word[3])));
+      }
     }
   }
 };

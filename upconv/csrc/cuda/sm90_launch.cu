@@ -3,7 +3,7 @@
 
 namespace upconv {
 
-#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
 #define UPCONV_DECLARE(index, name)                                    \
   cudaError_t sm90_fprop_##name(const Sm90Params&, int, cudaStream_t); \
   cudaError_t sm90_pack_##name(const Sm90Params&, const void*, void*, cudaStream_t);

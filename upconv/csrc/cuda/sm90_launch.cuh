@@ -13,6 +13,9 @@ namespace upconv {
   X(256, 1)                  \
   X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
 
+// The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
+#define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)
+
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
 // zeros and not the next one's, whose NaN would survive zero weights. The driver's function is
@@ -68,9 +71,14 @@ template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   const int units = unit_count(p);
   const int blocks = units < multiprocessors ? units : multiprocessors;
-#define UPCONV_TRY(n, mb) \
-  if (p.tile_n == n && p.job_blocks == mb) return launch_tile<Operand, n, mb>(p, blocks, stream);
-  UPCONV_SM90_TILES(UPCONV_TRY)
+#define UPCONV_TRY(n, mb)                  \
+  if (p.tile_n == n && p.job_blocks == mb) \
+    return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
+  if constexpr (Operand::kSplit) {
+    UPCONV_SM90_SPLIT_TILES(UPCONV_TRY)
+  } else {
+    UPCONV_SM90_TILES(UPCONV_TRY)
+  }
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }

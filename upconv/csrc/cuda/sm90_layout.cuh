@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ptx.cuh"
 #include "sm90_params.h"
@@ -16,7 +17,8 @@ namespace upconv {
 
 struct Tf32 {
   using Element = float;
-  static constexpr int kBlockChannels = 4;
+  static constexpr int kBlockChannels = 4, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
@@ -25,17 +27,46 @@ struct Tf32 {
 };
 struct Bf16 {
   using Element = __nv_bfloat16;
-  static constexpr int kBlockChannels = 8;
+  static constexpr int kBlockChannels = 8, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return __bfloat162float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2bfloat16(v); }
 };
 struct Fp16 {
   using Element = __half;
-  static constexpr int kBlockChannels = 8;
+  static constexpr int kBlockChannels = 8, kShares = 1;
+  static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return __half2float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
+};
+
+// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// then its tails, and each tap list is gone through three times for the three of the four products
+// of two such sums that count. What is small is added while the sum is small: heads of the input
+// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
+// The tensor core adds with truncation, whose errors all have the same sign: some products are
+// summed by themselves and then added to the rest with rounding. That takes two registers for every
+// output, so the two consumers take half of the tile's columns each, with the same weights and
+// without turns.
+struct Split {
+  using Element = float;
+  static constexpr int kBlockChannels = 4, kShares = 2;
+  static constexpr bool kSplit = true;
+  // The head, always finite. What is not finite has a head of 1 with its sign and itself as tail:
+  // the products of the head are then numbers, and that of the tail is what IEEE 754 says.
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
+    const uint32_t size = bits & 0x7fffffffu;
+    const uint32_t rounded = min(size + 0x1000u, 0x7f7fffffu) & 0xffffe000u;
+    return (size < 0x7f800000u ? rounded : 0x3f800000u) | (bits & 0x80000000u);
+  }
+  static __device__ __forceinline__ uint32_t tail(uint32_t bits) {
+    const float rest = __uint_as_float(bits) - __uint_as_float(prepare(bits));
+    return ptx::round_to_tf32(__float_as_uint(rest));
+  }
+  static __device__ __forceinline__ float to_float(Element v) { return v; }
+  static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
 
 constexpr int kLoaders = 96;
@@ -64,7 +95,7 @@ constexpr int kVisitSteps = 2 * kMaxBlocks, kVisitPlane = kVisitSteps + 1;  // w
 // visits and pairs, what the loaders have on its way, the ring of weights, the ring of input
 // slices.
 __host__ __device__ inline int slot_bytes(const Sm90Params& p) {
-  return p.slice_blocks * p.block_pitch * 16;
+  return p.parts * p.slice_blocks * p.block_pitch * 16;
 }
 __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   const int bytes = p.pairs * 4 + p.visits * kVisitWords * 4;
@@ -188,6 +219,41 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
     visit += kVisitWords;
   }
   return total;
+}
+
+// --- What consumers read ---------------------------------------------------------------------
+
+// Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
+// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
+// moving the operand adds to the low word, which never carries.
+__device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
+  return (address >> 4) | (k_step << 16);
+}
+__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+}
+
+// What a lane loads or stores at a time.
+template <int kBytes>
+using VectorOf = std::conditional_t<
+    kBytes == 2, unsigned short,
+    std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 8, uint2, uint4>>>;
+
+// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
+__device__ __forceinline__ int steps_in_list(int pairs) {
+  return pairs / kStepPairs + __popc(pairs % kStepPairs);
+}
+
+// Places in the tile of the pairs of a step, from the table.
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[4], const int* from) {
+  const int4 v = *reinterpret_cast<const int4*>(from);
+  to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[2], const int* from) {
+  to[0] = from[0], to[1] = from[1];
+}
+__device__ __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from) {
+  to[0] = from[0];
 }
 
 }  // namespace upconv

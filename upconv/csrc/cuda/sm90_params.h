@@ -20,8 +20,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
 // besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
 // them.
 #define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16 */                                                  \
-  X(tile_n)        /* pixels of one WGMMA: N */                                                  \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
   X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
@@ -54,6 +54,7 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
   X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
   X(slices)       /* slices of one plane: they cover all input channels */                       \
   X(slots)        /* ring of input slices */                                                     \
   X(stages)       /* ring of weight blocks */                                                    \
@@ -65,6 +66,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
   X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
   X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
+  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
+  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
   X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \

@@ -186,6 +186,7 @@ struct BoxLoader {
   const Sm90Params& p;
   const Shared& shared;
   const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const uint32_t tail_step;                 // from the head of a split number to its tail
   const int raw_blocks;
   // Every thread has as many places; those past the tile are read anywhere and not written, those
   // that pad it to 4 pixels are written and never used.
@@ -200,6 +201,7 @@ struct BoxLoader {
         shared(shared),
         channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
         block_step(ptx::pinned(p.block_pitch * 16)),
+        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
         raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
@@ -237,6 +239,11 @@ struct BoxLoader {
       ptx::store_shared_if(on, target,
                            make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
                                       Operand::prepare(v[2]), Operand::prepare(v[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
+      }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;

@@ -1,4 +1,4 @@
-// The Hopper kernel for Tf32 operands; a file of its own so that the three compile side by side.
+// The Hopper kernel for Tf32 operands; a file of its own so that the four compile side by side.
 #include "sm90_launch.cuh"
 
 namespace upconv {

@@ -21,6 +21,7 @@
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
+// With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
@@ -43,18 +44,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
                      const __grid_constant__ CUtensorMap map) {
   static_assert(N % 8 == 0 && N <= 256, "WGMMA takes N in steps of 8 up to 256");
-  static_assert(MB * N <= 256, "more than 128 accumulators a thread would spill");
+  static_assert(Operand::kShares * MB * N <= 256, "more than 128 sums a thread would spill");
   static_assert(MB <= kMaxBlocks, "a job lists at most kMaxBlocks blocks");
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, 1);
+      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = threadIdx.x; i < p.visits * kVisitWords; i += kThreads) {
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
-  list_columns<N>(p, shared);
+  list_columns<Operand::kShares * N>(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -90,9 +91,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Weight packing --------------------------------------------------------------------------
 
-// Steps of a tap list: whole ones, then what is left in a step of 2 pairs and a step of 1.
-__device__ __forceinline__ int steps_of(const Sm90List& list) {
-  return list.count / kStepPairs + __popc(list.count % kStepPairs);
+// Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
+// tails of its weights, then the heads.
+template <typename Operand>
+__device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
+  if (!Operand::kSplit) return steps_in_list(list.count);
+  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+              steps_in_list(list.count % p.sum_pairs));
+}
+
+// The part of a list that a step of split operands belongs to, and the number of its first step.
+__device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
+                                            int* first) {
+  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
+  *first = part * each;
+  return {static_cast<uint16_t>(list.begin + begin),
+          static_cast<uint16_t>(min(list.count - begin, p.sum_pairs))};
 }
 
 // Pair `k` of a step, -1 where the step is not full.
@@ -125,8 +140,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     const Sm90Visit& visit = p.visit[at];
     const int slice = step / visit.steps[c];
     step %= visit.steps[c];
-    while (step >= steps_of(visit.list[c][j])) step -= steps_of(visit.list[c][j++]);
-    const int index = pair_of(visit.list[c][j], step, k);
+    while (step >= steps_of<Operand>(p, visit.list[c][j])) {
+      step -= steps_of<Operand>(p, visit.list[c][j++]);
+    }
+    Sm90List list = visit.list[c][j];
+    bool tail = false;
+    if constexpr (Operand::kSplit) {
+      int first;
+      list = part_of(p, list, step, &first);
+      step -= first;
+      tail = step < steps_in_list(list.count);
+      if (!tail) step -= steps_in_list(list.count);
+    }
+    const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
     const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
     const int out = job.channel[j] + row % p.fold_rows;
@@ -140,6 +166,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
     const uint4 v = *reinterpret_cast<uint4*>(values);
+    if constexpr (Operand::kSplit) {
+      if (tail) {
+        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
+                               Operand::tail(v.w));
+        continue;
+      }
+    }
     packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
                            Operand::prepare(v.w));
   }
