@@ -190,6 +190,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     reason = legality(problem, hardware)
     if reason:
         return reason
+    if problem.dtype == "float32" and not problem.tf32:
+        return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.channels_last:
         return "reads the contiguous layout only"
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
