@@ -282,7 +282,8 @@ struct Epilogue {
     } else if constexpr (MB == 2) {
       store_contiguous<0, 2, kChunk / 2, 2>(job, where);
     } else {
-      // One phase of two that has taps (stride 2, dilation 2): 8 columns at a time took 4x as long.
+      // One phase of two that has taps (stride 2, dilation 2): with 8 columns at a time it took 4x
+      // what the rule expects (kb79_1d: 1.36 ms).
       if constexpr (MB == 1) {
         if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
       }

@@ -12,9 +12,8 @@
 // of the tile. Each job has a tap list for each plane, possibly empty (Sm90Visit).
 //
 // Roles, 12 warps:
-//   loaders    warps 0-2   turn boxes of one channel block, as TMA brings them, into the tile's
-//   layout,
-//                          or gather the input themselves where TMA cannot
+//   loaders    warps 0-2   turn boxes of channel blocks, as TMA brings them, into the layout of
+//                          the tile, or gather the input themselves where TMA cannot
 //   feeder     warp 3      one thread starts every copy: weight blocks and boxes
 //   consumer 0 warps 4-7   64 x N accumulators (times MB), then its own stores
 //   consumer 1 warps 8-11  the same
