@@ -10,6 +10,7 @@ import torch
 
 import upconv
 from upconv import ops
+from upconv.planner import direct, sm90, sm90_wgrad
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation, channels_last, dtype
 SWEEP = [
@@ -34,32 +35,73 @@ DIRECT_SWEEP = [
     (2, 3, 3, (1500,), 4, 2, 1, 0, 3, 1, torch.float32),
 ]
 
+# batch, in, out, size, kernel, stride, padding, groups, dilation, dtype
+GRADIENT_SWEEP = [
+    (2, 32, 48, (18, 37), 3, 1, 1, 1, 1, torch.float32),
+    (2, 64, 32, (12, 30), (3, 5), 1, 0, 1, 1, torch.bfloat16),
+    (2, 40, 24, (9, 14), 4, 2, 1, 1, 1, torch.float32),
+    (2, 32, 32, (9, 14), 2, 2, 0, 1, 1, torch.float16),
+    (1, 32, 64, (301,), 3, 2, 1, 1, 2, torch.bfloat16),
+    (1, 24, 16, (5, 9, 17), 3, 1, 1, 1, 1, torch.float32),
+    (2, 32, 32, (10, 20), 3, 2, 1, 2, 1, torch.float32),
+]
+
+
+def layer(batch, cin, cout, size, kernel, groups, dtype):  # type: ignore[no-untyped-def]
+    """The operator for so many dimensions, an input and a weight."""
+    operators = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
+    each = (kernel,) * len(size) if isinstance(kernel, int) else kernel
+    x = torch.randn(batch, cin, *size, device="cuda").to(dtype)
+    w = torch.randn(cin, cout // groups, *each, device="cuda").to(dtype)
+    return operators[len(size) - 1], x, w
+
+
+def gradient_sweep() -> None:
+    for batch, cin, cout, size, kernel, s, p, groups, d, dtype in GRADIENT_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
+        y = operator(x, w, None, s, p, 0, groups, d)
+        each = [(v,) * len(size) for v in (s, p, 0, d)]
+        rest = (*each[:3], groups, each[3])
+        for name, kernel_name, other, of in (
+            ("grad_input", sm90.KERNEL, w, x),
+            ("grad_weight", sm90_wgrad.KERNEL, x, w),
+        ):
+            with torch.no_grad(), ops.forced(kernel_name):
+                gradient = ops.GRADIENTS[name](y, other, of.shape, *rest)
+            torch.cuda.synchronize()
+            assert bool(torch.isfinite(gradient).all())
+        print("clean, gradients", batch, cin, cout, size, kernel, s, dtype)
+
 
 def direct_sweep() -> None:
-    operators = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
     for batch, cin, cout, size, kernel, s, p, op, groups, d, dtype in DIRECT_SWEEP:
-        each = (kernel,) * len(size) if isinstance(kernel, int) else kernel
-        x = torch.randn(batch, cin, *size, device="cuda").to(dtype)
-        w = torch.randn(cin, cout // groups, *each, device="cuda").to(dtype)
-        with torch.no_grad(), ops.forced("direct_fprop"):
-            y = operators[len(size) - 1](x, w, None, s, p, op, groups, d)
+        operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
+        with torch.no_grad(), ops.forced(direct.KERNEL):
+            y = operator(x, w, None, s, p, op, groups, d)
         torch.cuda.synchronize()
         assert bool(torch.isfinite(y).all())
         print("clean, direct", batch, cin, cout, size, kernel, s, dtype)
 
 
-def main() -> None:
-    direct_sweep()
+def forward_sweep() -> None:
     for batch, cin, cout, size, kernel, s, p, op, d, last, dtype in SWEEP:
-        x = torch.randn(batch, cin, *size, device="cuda").to(dtype)
+        _, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
         if last:
             x = x.contiguous(memory_format=torch.channels_last)
-        w = torch.randn(cin, cout, *kernel, device="cuda").to(dtype)
-        with torch.no_grad(), ops.forced("sm90_wgmma_fprop"):
+        with torch.no_grad(), ops.forced(sm90.KERNEL):
             y = upconv.conv_transpose2d(x, w, None, s, p, op, 1, d)
         torch.cuda.synchronize()
         assert bool(torch.isfinite(y).all())
         print("clean", batch, cin, cout, size, kernel, s, dtype)
+
+
+def main() -> None:
+    direct_sweep()
+    for precision in ("tf32", "ieee"):
+        torch.backends.cudnn.conv.fp32_precision = precision
+        forward_sweep()
+    torch.backends.cudnn.conv.fp32_precision = "tf32"
+    gradient_sweep()
 
 
 if __name__ == "__main__":
