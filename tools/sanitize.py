@@ -1,7 +1,7 @@
 """A small sweep of the GPU kernels for compute-sanitizer:
 
-compute-sanitizer --tool memcheck  python tools/sanitize.py
-compute-sanitizer --tool racecheck python tools/sanitize.py
+compute-sanitizer --tool memcheck  python -m tools.sanitize
+compute-sanitizer --tool racecheck python -m tools.sanitize
 """
 
 from __future__ import annotations
