@@ -135,7 +135,8 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint
                                 const cuuint32_t* box, const cuuint32_t* steps, int, int, int,
                                 int) {
   map->base = static_cast<const unsigned char*>(base);
-  map->element = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32 ? 4 : 2;
+  map->element = type == CU_TENSOR_MAP_DATA_TYPE_UINT16 ? 2 : 4;
+  map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   map->rank = static_cast<int>(rank);
   if (rank != 5 || reinterpret_cast<uintptr_t>(base) % 16) return 1;
   for (int i = 0; i < 5; ++i) {
@@ -173,6 +174,13 @@ void upconv::ptx::box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, 
     if (!inside) continue;
     check_global(map.base + offset, map.element, false);
     std::memcpy(target, map.base + offset, map.element);
+    if (!map.rounds) continue;
+    uint32_t bits;
+    std::memcpy(&bits, target, 4);
+    if ((bits & 0x7fffffffu) <= 0x7f800000u) {  // to nearest, ties to even; a NaN stays one
+      bits = (bits + 0xfffu + (bits >> 13 & 1u)) & 0xffffe000u;
+    }
+    std::memcpy(target, &bits, 4);
   }
   complete(barrier, static_cast<uint32_t>(total * map.element));
 }

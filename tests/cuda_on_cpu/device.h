@@ -94,13 +94,18 @@ enum { cudaSuccess = 0, CUDA_SUCCESS = 0, cudaErrorInvalidValue = 1 };
 enum { cudaErrorNotSupported = 801, cudaErrorInvalidConfiguration = 9 };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaEnableDefault };
 using cudaDriverEntryPointQueryResult = int;
-enum CUtensorMapDataType { CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT32 };
+enum CUtensorMapDataType {
+  CU_TENSOR_MAP_DATA_TYPE_UINT16,
+  CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+  CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+};
 enum { CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE };
 enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 struct CUtensorMap {
   const unsigned char* base;
   int element, rank;
+  bool rounds;  // to TF32
   uint64_t size[5], stride[5];
   uint32_t box[5], step[5];
 };
