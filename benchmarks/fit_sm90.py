@@ -32,7 +32,7 @@ MEASURED = RESULTS / "h200-tilings-2026-11-15.jsonl"
 SPLIT_MEASURED = RESULTS / "h200-split-tilings-2026-11-15.jsonl"
 SLOW_STORES = ("kb77_3d", "kb79_1d", "kb81")
 """Cases whose stores are what they cost, by a rule of its own."""
-NEAR = 1.4
+NEAR = 1.3
 NAMES = [name for name in CYCLES if name != "unit"]
 
 
@@ -50,7 +50,8 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     load = Load.of(job_list, row["alternate"], row["sb"], split, row.get("sum_pairs", 0))
     units = prod(tile_counts(shape, area)) * load.groups
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
-    depth = (slices, row.get("turn", 1), *row.get("boxes", (1, 0)))
+    rings = (row.get("rings", 1), row.get("resident", False))
+    depth = (slices, row.get("turn", 1), *rings, *row.get("boxes", (1, 0)))
     work = unit_work(shape, load, job_list[0].interleave, form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 

@@ -48,6 +48,8 @@ class Ring:
     size: int
     fillers: int
     readers: int
+    stays: bool = False
+    """Filled once, then only read."""
     full: list[Barrier] = field(init=False)
     free: list[Barrier] = field(init=False)
     holds: list[object] = field(init=False)
@@ -70,7 +72,7 @@ class Place:
         self.at += count
         while self.at >= self.ring.size:
             self.at -= self.ring.size
-            self.parity ^= 1
+            self.parity ^= not self.ring.stays
         while self.at < 0:
             self.at += self.ring.size
             self.parity ^= 1
@@ -85,7 +87,11 @@ class Block:
         self.together = plan.parts == 2  # both consumers work on every unit, without turns
         self.in_turn = bool(plan.alternate) and not self.together
         self.slots = Ring(plan.slots, LOADER_WARPS, 1 if self.in_turn else 2)
-        self.stages = Ring(plan.stages, 1, 2 if self.together else 1)
+        self.turns = not self.together and plan.rings == 1
+        readers = 2 if self.together else 1
+        # Without turns each consumer has a ring; else the two names are of the same one.
+        rings = [Ring(plan.stages, 1, readers, bool(plan.resident)) for _ in range(plan.rings)]
+        self.stages = [rings[0], rings[-1]]
         self.boxes = Ring(max(plan.raw_chunks, 2), 1, LOADER_WARPS)
         self.turn = [Barrier(1), Barrier(1)]
         self.done = [0, 0]
@@ -117,22 +123,28 @@ class Block:
                 result += [(some, False)] + [(0, False)] * (some - 1)
         return result
 
-    def weights(self) -> Role:
-        """The feeder's weight blocks, in the order of the turns, straight through each job's."""
-        place = Place(self.stages, 1)
-        for unit in self.units:
+    def weights(self, sides: tuple[int, ...]) -> Role:
+        """The feeder's weight blocks for these consumers, in the order of their turns, straight
+        through each job's; of the first unit alone where they stay."""
+        ring = self.stages[sides[0]]
+        place = Place(ring, 1)
+        for unit in self.units[:1] if self.plan.resident else self.units:
             slices = self.slices(unit)
             tile = unit // self.plan.job_groups
             sent = [0, 0]
             for first in range(0, len(slices), self.plan.turn_slices):
-                for c in (0,) if self.plan.alternate else (0, 1):
+                for c in sides:
                     for visit, _ in slices[first : first + self.plan.turn_slices]:
                         for _ in range(self.steps(visit, c)):
                             yield self._free(place)
-                            self.stages.holds[place.at] = (tile, self.job(unit, c), sent[c])
+                            ring.holds[place.at] = (self._weights(tile), self.job(unit, c), sent[c])
                             sent[c] += 1
-                            self.stages.full[place.at].arrive()
+                            ring.full[place.at].arrive()
                             place.skip()
+
+    def _weights(self, tile: int) -> int:
+        """The tile for which weights were loaded: any where they stay."""
+        return 0 if self.plan.resident else tile
 
     def input(self) -> Role:
         """The feeder's boxes."""
@@ -159,7 +171,8 @@ class Block:
 
     def consumer(self, c: int) -> Role:
         """Issues steps, and gives back what the ones before the last two have read."""
-        slot, stage, parity = Place(self.slots, 0), Place(self.stages, 0), 1 - c
+        ring = self.stages[c]
+        slot, stage, parity = Place(self.slots, 0), Place(ring, 0), 1 - c
         for index, unit in enumerate(self.units):
             slices, job = self.slices(unit), self.job(unit, c)
             tile, side = unit // self.plan.job_groups, 0 if self.plan.alternate else c
@@ -171,11 +184,11 @@ class Block:
             while True:
                 turn = slices[first : first + self.plan.turn_slices]
                 other = 0
-                if not self.plan.alternate:
+                if self.turns and not self.plan.alternate:
                     other = sum(self.steps(visit, 1 - c) for visit, _ in turn)
                 stage.skip(other if c == 1 else 0)
                 wanted = parity
-                if not self.together:
+                if self.turns:
                     yield lambda wanted=wanted: self.turn[c].passed(wanted)  # type: ignore[misc]
                 parity ^= 1
                 flight: list[list[Barrier]] = []
@@ -189,9 +202,10 @@ class Block:
                         stage.skip(-back)
                         sent -= back
                         yield self._full(stage)
-                        assert self.stages.holds[stage.at] == (tile, job, sent)
+                        assert ring.holds[stage.at] == (self._weights(tile), job, sent)
                         sent += 1
-                        flight.append([] if keep else [self.stages.free[stage.at]])
+                        stays = keep or self.plan.resident
+                        flight.append([] if stays else [ring.free[stage.at]])
                         self._retire(flight, 2)
                         stage.skip()
                     if steps:
@@ -199,7 +213,7 @@ class Block:
                     else:
                         self.slots.free[slot.at].arrive()
                     slot.skip()
-                if not self.together:
+                if self.turns:
                     self.turn[1 - c].arrive()
                 self._retire(flight, 0)
                 stage.skip(other if c == 0 else 0)
@@ -239,7 +253,9 @@ def play(record: tuple[int, ...], multiprocessors: int, seed: int) -> None:
     choice = random.Random(seed)
     for first in {0, blocks - 1}:
         block = Block(plan, first, blocks)
-        roles: list[Role] = [block.weights(), *(block.consumer(c) for c in (0, 1))]
+        fed = [(0,)] if plan.alternate else [(0,), (1,)] if plan.rings == 2 else [(0, 1)]
+        roles: list[Role] = [block.weights(sides) for sides in fed]
+        roles += [block.consumer(c) for c in (0, 1)]
         roles += [block.loader() for _ in range(LOADER_WARPS)]
         roles += [block.input()]
         waiting = {role: next(role, None) for role in roles}

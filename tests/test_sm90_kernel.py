@@ -87,7 +87,12 @@ def test_warps_without_products_wait_for_each_other(library: ctypes.CDLL, seed: 
         dtype="bfloat16",
     )  # fmt: skip
     for shape, job_list, tiling in tilings(TASKS["forward"](problem)):
-        if (tiling.n, tiling.alternate, tiling.slice_blocks, tiling.stages) == (80, False, 2, 4):
+        if (tiling.n, tiling.alternate, tiling.slice_blocks, tiling.weights.stages) == (
+            80,
+            False,
+            2,
+            4,
+        ):
             check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), seed)
             return
     pytest.fail("the tiling is gone: choose another one")
@@ -155,7 +160,7 @@ def test_jobs_without_products_keep_up(library: ctypes.CDLL, name: str, seed: in
     chosen = [
         (shape, job_list, tiling)
         for shape, job_list, tiling in tilings(TASKS["forward"](problem))
-        if (tiling.n, tiling.blocks, tiling.slice_blocks, tiling.stages) == wanted
+        if (tiling.n, tiling.blocks, tiling.slice_blocks, tiling.weights.stages) == wanted
         and not tiling.alternate
     ]
     assert chosen

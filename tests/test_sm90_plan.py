@@ -33,7 +33,8 @@ from upconv.planner import (
     sm90_tiling,
 )
 from upconv.planner.sm90_task import forward_task
-from upconv.planner.sm90_tiling import FIXED_BYTES, SPLIT_TILES, STAGE_BYTES, TILES
+from upconv.planner.sm90_tiling import FIXED_BYTES, SPLIT_TILES, TILES
+from upconv.planner.sm90_weights import MAX_STAGES, STAGE_BYTES
 
 ROOT = Path(__file__).resolve().parent.parent
 CUDA = ROOT / "upconv" / "csrc" / "cuda"
@@ -121,12 +122,13 @@ def check_limits(plan: emulator.Plan) -> None:
     slot = plan.parts * plan.slice_blocks * plan.block_pitch * 16
     raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_area.GATHER_BYTES
     tables = -(-(len(plan.pairs) * 4 + len(plan.visits) * 48) // 128) * 128
-    rings = raw + plan.stages * STAGE_BYTES + plan.slots * slot
+    rings = raw + plan.rings * plan.stages * STAGE_BYTES + plan.slots * slot
     assert FIXED_BYTES + tables + rings <= 227 * 1024
     assert (plan.tile_n, plan.job_blocks) in (SPLIT_TILES if plan.parts == 2 else TILES)
     assert plan.slice_blocks in (2, 4, 8)
     assert 2 <= plan.slots <= 16
-    assert 3 <= plan.stages <= 16, "two steps stay in flight behind the newest one"
+    assert plan.resident or plan.stages >= 3, "two steps stay in flight behind the newest one"
+    assert plan.rings * plan.stages <= MAX_STAGES
     assert plan.pixels <= sm90_tiling.MAX_PIXELS
     assert plan.block_pitch >= plan.pixels
     for table in ("pairs", "kinds", "visits", "jobs"):

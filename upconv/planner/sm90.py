@@ -26,12 +26,12 @@ from .sm90_tiling import (
     MAX_BLOCKS,
     MAX_FOLDS,
     OPERANDS,
-    STEP_PAIRS,
     Tiling,
     step_count,
     tilings,
     visits,
 )
+from .sm90_weights import STEP_PAIRS
 
 KERNEL = "sm90_wgmma_fprop"
 

@@ -22,6 +22,7 @@ from .sm90_cost import (
     UnitWork,
 )
 from .sm90_task import Shape, Taps, Task, Triple
+from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
 
 if TYPE_CHECKING:
     from .sm90 import Job
@@ -56,13 +57,11 @@ SPLIT = 3
 """Operand type of float32 that must not be rounded."""
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
-STEP_PAIRS = 4
-STAGE_BYTES = 8192
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
 PAIR_BYTES, VISIT_BYTES = 4, 48
 """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
-MAX_SLOTS, MAX_STAGES = 16, 16
+MAX_SLOTS = 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -84,7 +83,7 @@ class Tiling:
     slices: int
     """Channel slices of one plane."""
     slots: int
-    stages: int
+    weights: WeightRings
     turn_slices: int
     box: tuple[int, int, int, int, int]
     """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
@@ -150,7 +149,9 @@ class Tiling:
             "parts": SPLIT_PARTS if task.split else 1,
             "slices": self.slices,
             "slots": self.slots,
-            "stages": self.stages,
+            "rings": self.weights.rings,
+            "stages": self.weights.stages,
+            "resident": int(self.weights.resident),
             "raw_w": self.box[0],
             "raw_h": self.box[1],
             "raw_blocks": self.box[2],
@@ -188,7 +189,7 @@ class Tiling:
             f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
             f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
-            f"slots, {self.stages} weight stages, input by {copies}",
+            f"slots, {self.weights}, input by {copies}",
             f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
@@ -274,7 +275,7 @@ def tilings(
     """Every legal tiling of a shape, with its expected time."""
     split = shape.task.split
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
-    depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
+    depths = [blocks for blocks in (16, 8, 4, 2) if blocks <= max(total_blocks, 2)]
     loads: dict[tuple[int, bool, int], Load] = {}
     for n, blocks in SPLIT_TILES if split else TILES:
         job_list = by_blocks[blocks]
@@ -341,16 +342,21 @@ def pipelines(
     slot = parts * slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
     tiles = tile_counts(shape, area)
-    known: dict[int, tuple[UnitWork, float]] = {}
-    for stages in (8, 6, 4):
-        slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
-        if slots < 2:
+    known: dict[tuple[int, int, bool], tuple[UnitWork, float]] = {}
+    own = False  # rings of their own for the consumers: the longest that fit, they cost the same
+    groups, steps = load.groups * shape.task.groups, load.steps * slices
+    for weights in weight_rings(shape.task.split, form[2], groups, steps):
+        slots = min((room - weights.bytes) // slot, MAX_SLOTS)
+        if slots < 2 or (weights.rings == 2 and own):
             continue
-        turn = turn_slices(form[2], load.most_visits * slices, slots)
-        if turn not in known:
-            depth = (slices, turn, *ring[0][2::2])
-            known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
-        work, cycles = known[turn]
+        own = weights.rings == 2
+        whole = form[2] or weights.rings == 2
+        turn = turn_slices(whole, load.most_visits * slices, slots)
+        key = turn, weights.rings, weights.resident
+        if key not in known:
+            depth = (slices, *key, *ring[0][2::2])
+            known[key] = timed(shape, load, interleave, form, area, depth, hardware)
+        work, cycles = known[key]
         yield Tiling(
             *form[:3],
             area,
@@ -359,7 +365,7 @@ def pipelines(
             load.sum_pairs,
             slices,
             slots,
-            stages,
+            weights,
             turn,
             ring[0],
             load.groups,
@@ -377,12 +383,6 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
         -(-shape.rows.count // area.height),
         -(-shape.columns.count // area.width),
     )
-
-
-def turn_slices(alternate: bool, slices: int, slots: int) -> int:
-    """Slices of one turn: whole units where these alternate; else half of the ring, so that the
-    next turn's slices arrive during this one."""
-    return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
 def sum_slices(load: Load) -> int:
@@ -404,15 +404,15 @@ def unit_work(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, int],
+    depth: tuple[int, int, int, bool, int, int],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
     of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-    turn, channel blocks of a box, boxes in their ring."""
+    turn, rings of weights, whether those stay, channel blocks of a box, boxes in their ring."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, per_turn, box_blocks, boxes = depth
+    slices, per_turn, rings, resident, box_blocks, boxes = depth
     share = slices / load.groups
     unit_slices = load.visits * share
     outputs = task.outputs / units
@@ -426,6 +426,8 @@ def unit_work(
     elif span < shape.columns.out_step:
         stored *= 2  # half of every sector, which costs as much as a whole one
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
+    if rings == 2:
+        turns = 0
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
     gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
@@ -437,7 +439,10 @@ def unit_work(
         turns=turns,
         stored=stored,
         segments=segments,
-        weights=load.steps * share * STAGE_BYTES,
+        weights=0.0 if resident else load.steps * share * STAGE_BYTES,
+        bare_stores=stored if rings == 2 else 0.0,
+        bare_segments=segments if rings == 2 else 0.0,
+        kept=unit_slices if resident else 0.0,
         split=task.split,
     )
 
@@ -448,7 +453,7 @@ def timed(
     interleave: bool,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, int],
+    depth: tuple[int, int, int, bool, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""

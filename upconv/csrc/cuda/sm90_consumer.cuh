@@ -14,9 +14,11 @@ template <typename Operand, int N, int MB>
 struct Consumer : Epilogue<Operand, N, MB> {
   using Base = Epilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
-  const bool issuer;  // the one thread of the warpgroup that arrives on barriers
+  const bool issuer;   // the one thread of the warpgroup that arrives on barriers
+  const bool turns;    // the consumers share one ring of weights
+  const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
-  int stage = 0, slot = 0;
+  int stage, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
   // register each: there is none to spare.
@@ -25,6 +27,9 @@ struct Consumer : Epilogue<Operand, N, MB> {
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : Base{p, shared, c},
         issuer(threadIdx.x % 128 == 0),
+        turns(!Operand::kSplit && p.rings == 1),
+        ring_end(p.stages * (p.rings == 2 ? c + 1 : 1)),
+        stage(ring_end - p.stages),
         turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
@@ -43,13 +48,13 @@ struct Consumer : Epilogue<Operand, N, MB> {
   }
 
   __device__ __forceinline__ void begin_turn() {
-    if constexpr (Operand::kSplit) return;
+    if (!turns) return;
     ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
     turn_parity ^= 1;
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    ptx::barrier_arrive_if(!Operand::kSplit && issuer, shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(turns && issuer, shared.turn + 8 * (1 - c));
     drain();
     __syncwarp();
   }
@@ -70,10 +75,15 @@ struct Consumer : Epilogue<Operand, N, MB> {
   // tell two phases apart, and that warp would wait for ever.
   __device__ __forceinline__ void keep_together() { ptx::warpgroup_sync(1 + c); }
 
+  // Back to the first stage, whose next block comes with the next phase, unless it stays for ever.
+  __device__ __forceinline__ void wrap() {
+    stage -= p.stages;
+    stage_parity ^= 1 - p.resident;
+  }
   // Moves past the weight blocks and slots of the other consumer's turn.
   __device__ __forceinline__ void skip_stages(int steps) {
     stage += steps;
-    while (stage >= p.stages) stage -= p.stages, stage_parity ^= 1;
+    while (stage >= ring_end) wrap();
   }
   __device__ __forceinline__ void skip_slots(int slices) {
     slot += slices;
@@ -99,8 +109,8 @@ struct Consumer : Epilogue<Operand, N, MB> {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = keep ? 0 : stage + 1;
-    if (++stage == p.stages) stage = 0, stage_parity ^= 1;
+    newer = keep || p.resident ? 0 : stage + 1;
+    if (++stage == ring_end) wrap();
   }
 
   // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
@@ -185,7 +195,8 @@ struct Consumer : Epilogue<Operand, N, MB> {
     int slice = 0, left = slices;
     do {
       const int rest = max(left - p.turn_slices, 0);  // after this turn
-      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
+      const int other_steps =
+          p.alternate || !turns ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
       begin_turn();
       if (!left) keep_together();

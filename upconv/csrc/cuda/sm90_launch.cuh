@@ -44,8 +44,9 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
                             static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
                             static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
                             static_cast<cuuint32_t>(p.tile_o)};
-  const CUtensorMapDataType type =
-      kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                   : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                     : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,

@@ -22,6 +22,8 @@ struct Tf32 {
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
+  // What TMA has brought: it rounds on the way, to nearest with ties to even (seen on an H200).
+  static __device__ __forceinline__ uint32_t prepare_box(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
@@ -61,6 +63,7 @@ struct Split {
     const uint32_t rounded = min(size + 0x1000u, 0x7f7fffffu) & 0xffffe000u;
     return (size < 0x7f800000u ? rounded : 0x3f800000u) | (bits & 0x80000000u);
   }
+  static __device__ __forceinline__ uint32_t prepare_box(uint32_t bits) { return prepare(bits); }
   static __device__ __forceinline__ uint32_t tail(uint32_t bits) {
     const float rest = __uint_as_float(bits) - __uint_as_float(prepare(bits));
     return ptx::round_to_tf32(__float_as_uint(rest));
@@ -74,7 +77,7 @@ constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
-constexpr int kMaxStages = 16;
+constexpr int kMaxStages = 24;  // of all rings
 constexpr int kMaxChunks = 16;
 constexpr int kLoaderWarps = kLoaders / 32;
 constexpr int kCopyBoxes = 3;            // Sm90Params::copy
@@ -107,7 +110,7 @@ __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.
   return kBarrierBytes + kColumnBytes + 8 * kStagingBytes + table_bytes(p) + raw_ring_bytes(p) +
-         p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
+         p.rings * p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
 struct Shared {
@@ -138,7 +141,7 @@ struct Shared {
     raw = base + fixed + table_bytes(p);
     offsets = reinterpret_cast<int*>(memory + fixed + table_bytes(p) + kRawBytes);
     weights = raw + raw_ring_bytes(p);
-    slots = weights + p.stages * kStageBytes;
+    slots = weights + p.rings * p.stages * kStageBytes;
   }
 };
 static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,

@@ -57,7 +57,9 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
   X(slices)       /* slices of one plane: they cover all input channels */                       \
   X(slots)        /* ring of input slices */                                                     \
-  X(stages)       /* ring of weight blocks */                                                    \
+  X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
+  X(stages)       /* of one such ring */                                                         \
+  X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
   X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
   X(raw_h)                                                                                       \
   X(raw_blocks) /* channel blocks of one */                                                      \

@@ -7,6 +7,61 @@ namespace upconv {
 
 // --- Feeder ----------------------------------------------------------------------------------
 
+// Where the units end whose weights are loaded: after this block's first one if they then stay.
+__device__ __forceinline__ int weight_units(const Sm90Params& p) {
+  return p.resident ? static_cast<int>(blockIdx.x) + 1 : unit_count(p);
+}
+
+// The weights of consumer `c` in a unit.
+__device__ __forceinline__ const uint4* weights_of(const Sm90Params& p, int unit, int c) {
+  const int64_t skipped =
+      p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
+  const Sm90Job& job = p.job[job_of(p, group_of(p, unit), c)];
+  return p.w + (skipped + job.weights) * (kStageBytes / 16);
+}
+
+// The weight blocks of all units for one consumer, which has a ring of its own.
+struct OwnWeightFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const int c, units, end;
+  int unit, stage, left = 0;
+  uint32_t parity = 1;
+  const uint4* from = nullptr;
+
+  __device__ __forceinline__ OwnWeightFeed(const Sm90Params& p, const Shared& shared, int c)
+      : p(p),
+        shared(shared),
+        c(c),
+        units(ptx::pinned(weight_units(p))),
+        end(ptx::pinned(p.stages * (c + 1))),
+        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
+        stage(end - p.stages) {
+    find();
+  }
+  __device__ __forceinline__ bool live() const { return unit < units; }
+
+  // The next unit that has weights.
+  __device__ __forceinline__ void find() {
+    while (left == 0) {
+      unit += gridDim.x;
+      if (!live()) return;
+      from = weights_of(p, unit, c);
+      left = p.job[job_of(p, group_of(p, unit), c)].steps;
+    }
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
+    const uint32_t full = shared.weights_full + 8 * stage;
+    ptx::barrier_arrive_expect(full, kStageBytes);
+    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
+    from += kStageBytes / 16;
+    if (++stage == end) stage -= p.stages, parity ^= 1;
+    if (--left == 0) find();
+  }
+};
+
 // The weight blocks of all units, in the order in which the consumers take their turns.
 struct WeightFeed {
   const Sm90Params& p;
@@ -26,7 +81,7 @@ struct WeightFeed {
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
       : p(p),
         shared(shared),
-        units(ptx::pinned(unit_count(p))),
+        units(ptx::pinned(weight_units(p))),
         stages(ptx::pinned(p.stages)),
         ring(ptx::pinned(shared.weights)),
         unit(blockIdx.x) {
@@ -37,14 +92,11 @@ struct WeightFeed {
 
   __device__ __forceinline__ void begin_unit() {
     const int group = group_of(p, unit);
-    const int64_t skipped =
-        p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
-    const Sm90Job& job = p.job[job_of(p, group, 0)];
-    first = p.w + (skipped + job.weights) * (kStageBytes / 16);
-    second = p.w + (skipped + p.job[job_of(p, group, 1)].weights) * (kStageBytes / 16);
+    first = weights_of(p, unit, 0);
+    second = weights_of(p, unit, 1);
     slices = slices_of(p, group);
     slice = 0;
-    visit = shared.visits + job.visit * kVisitWords;
+    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
   }
 
   // The next turn that has weights.
@@ -163,8 +215,17 @@ struct BoxFeed {
 template <typename Operand>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {
-  WeightFeed weights(p, shared);
   BoxFeed boxes(p, shared, map, Operand::kBlockChannels);
+  if (p.rings == 2) {
+    OwnWeightFeed first(p, shared, 0), second(p, shared, 1);
+    while (first.live() || second.live() || boxes.live()) {
+      first.try_next();
+      second.try_next();
+      boxes.try_next();
+    }
+    return;
+  }
+  WeightFeed weights(p, shared);
   while (weights.live() || boxes.live()) {
     weights.try_next();
     boxes.try_next();
@@ -237,8 +298,8 @@ struct BoxLoader {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
       ptx::store_shared_if(on, target,
-                           make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
-                                      Operand::prepare(v[2]), Operand::prepare(v[3])));
+                           make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
+                                      Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
       if constexpr (Operand::kSplit) {
         ptx::store_shared_if(on, target + tail_step,
                              make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),

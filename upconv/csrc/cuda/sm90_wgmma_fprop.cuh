@@ -20,13 +20,16 @@
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
-// With split operands they take no turns: both work on the same unit, half of its columns each.
+// There each may have a ring of weights of its own instead, and no turns: with many slices a unit
+// turns cost more than the stores that they hide. (In one ring without turns, a consumer could take
+// the other's block for its own.) All weights of a small layer stay in the ring from the first unit
+// on. With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
 //   filled[slot]         3 loader warps arrive       -> consumers may read
 //   emptied[slot]        each reading consumer       -> loaders may fill again
-//   weights_full[stage]  bulk copy completes         -> the consumer whose turn it is may read
+//   weights_full[stage]  bulk copy completes         -> the consumer that it is for may read
 //   spent[stage]         that consumer arrives       -> the feeder may load another
 //   turn[consumer]       the other consumer has issued everything of its turn
 #pragma once
