@@ -1,4 +1,4 @@
-"""How the weights of the Hopper kernel come into shared memory, and how its consumers share them."""
+"""How the weights of the Hopper kernel come into shared memory, and who shares them."""
 
 from __future__ import annotations
 
