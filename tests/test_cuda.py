@@ -166,6 +166,25 @@ def layer(**options: object) -> tuple[torch.Tensor, torch.nn.ConvTranspose2d]:
     return x, torch.nn.ConvTranspose2d(64, 48, 4, 2, 1, **options).cuda()  # type: ignore[arg-type]
 
 
+def test_tf32_is_rounded_to_nearest_and_keeps_nans() -> None:
+    """A layer that multiplies by the identity gives back what it has read. Ties may go either way:
+    TMA rounds to even, the loaders away from zero."""
+    torch.manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (2, 64, 20, 36), dtype=torch.int64, device="cuda")
+    bits = bits & ~(0xFF << 23) | (100 + bits % 50) << 23  # finite
+    x = bits.to(torch.int32).view(torch.float32)
+    w = torch.eye(64, device="cuda").view(64, 64, 1, 1)
+    with torch.no_grad(), ops.forced("sm90_wgmma_fprop"):
+        y = upconv.conv_transpose2d(x, w)
+        x[1, 3, 7, 9], x[1, 5, 8, 8] = float("nan"), float("inf")
+        z = upconv.conv_transpose2d(x, w)
+    spacing = ((bits >> 23 & 0xFF) - 127 - 10).double().exp2()
+    assert bool(((y.double() - x.double()).abs() <= spacing / 2)[0].all())
+    assert int((y.view(torch.int32) & 0x1FFF).count_nonzero()) == 0
+    assert bool(z[1, :, 7, 9].isnan().all())
+    assert bool(z[1, 5, 8, 8] == float("inf"))
+
+
 def test_unbatched_and_one_dimensional_inputs() -> None:
     x = torch.randn(32, 24, 40, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(32, 16, 3, 3, device="cuda", dtype=torch.bfloat16)

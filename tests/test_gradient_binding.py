@@ -1,4 +1,4 @@
-"""The gradient operators' way through C++, on a device made for tests: no GPU is needed."""
+"""The compiled side without a GPU: gradients on a device made for tests; CUDA's, compiled only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,20 @@ def test_keys_plans_checks_and_fallback(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip() == "fine"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_the_binding_of_the_gpu_kernels_compiles(tmp_path: Path) -> None:
+    """Against torch's headers, of which one is made by a build with CUDA and missing elsewhere."""
+    made = tmp_path / "c10" / "cuda" / "impl"
+    made.mkdir(parents=True)
+    (made / "cuda_cmake_macros.h").write_text("#pragma once\n")
+    source = TESTS.parent / "upconv" / "csrc"
+    folders = [*cpp_extension.include_paths(), str(tmp_path), sysconfig.get_path("include")]
+    # nvcc knows where CUDA's headers are; the host's compiler is what it calls.
+    command = ["nvcc", "-std=c++20", "-Xcompiler", "-fsyntax-only", "-DUPCONV_SM90", f"-I{source}"]
+    command += [f"-isystem={folder}" for folder in folders]
+    command += ["-c", str(source / "binding" / "cuda_binding.cpp"), "-o", str(tmp_path / "none.o")]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
