@@ -13,8 +13,8 @@ void run(MmaPlan& plan, const void* weight, uint32_t* packed) {
         cpu::block_index = {static_cast<unsigned>(x), static_cast<unsigned>(y),
                             static_cast<unsigned>(z)};
         cpu::run_block(32 * Operand::kTiles * p.warps_n, [&] {
-          mma_pack_weights<Operand>(
-              p, plan.pack, static_cast<const typename Operand::Element*>(weight), packed);
+          mma_pack_weights<Operand>(p, plan.pack,
+                                    static_cast<const typename Operand::Element*>(weight), packed);
         });
       }
   p.w = reinterpret_cast<const uint4*>(packed);

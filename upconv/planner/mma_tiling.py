@@ -109,9 +109,13 @@ class Tiling:
         steps = max(len(kind) for kind in self.layout.steps(self.slice_blocks))
         ring_at = buffers * self.slice_blocks * self.box.slots * 16
         offsets_at = ring_at + DEPTH * self.stage_bytes
-        positions_at = offsets_at + self.box.fills * 4
+        # The table of offsets is read four times the block's threads at a time.
+        whole = up(self.box.fills, 4 * 32 * self.warps_m * self.layout.warps_n)
+        positions_at = offsets_at + whole * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
-        main = steps_at + steps * 8
+        stages_at = steps_at + steps * 8
+        barriers_at = stages_at + MAX_STAGES * 8
+        main = barriers_at + DEPTH * 8
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
         rows_at = up(staged * self.layout.chunk * self.channel_pitch * self.work.element_bytes, 16)
         return {
@@ -119,6 +123,8 @@ class Tiling:
             "offsets_at": offsets_at,
             "positions_at": positions_at,
             "steps_at": steps_at,
+            "stages_at": stages_at,
+            "barriers_at": barriers_at,
             "rows_at": rows_at,
             "shared_bytes": max(main, rows_at + 3 * 4 * self.box.rows),
         }

@@ -65,7 +65,9 @@ constexpr int kMmaDepth = 3;         // ring of weight stages
   X(ring_at)      /* where things lie in shared memory, in bytes: weight ring, */          \
   X(offsets_at)   /* table of global offsets of the tile, */                               \
   X(positions_at) /* table of their slots, */                                              \
-  X(steps_at)     /* steps of the kind; */                                                 \
+  X(steps_at)     /* steps of the kind, */                                                 \
+  X(stages_at)    /* its stages, */                                                        \
+  X(barriers_at)  /* one barrier for each place of the ring; */                            \
   X(rows_at)      /* table of output rows, after the staging memory */                     \
   X(shared_bytes)                                                                          \
   X(chunk) /* output channels of one block */                                              \
@@ -110,9 +112,8 @@ struct MmaStep {
 };
 
 struct MmaStage {
-  int first;  // 16-byte vectors of packed weights, from the start of the slice
-  uint16_t count;
-  uint16_t step_begin, step_end;
+  uint32_t first;        // byte of the slice's packed weights
+  uint32_t bytes_steps;  // bytes / 16 in the low half, number of steps in the high half
 };
 
 struct MmaParams {

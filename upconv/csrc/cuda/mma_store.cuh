@@ -97,20 +97,16 @@ struct MmaStore {
 
   template <typename Vector>
   static __device__ __forceinline__ Vector repeated(Element value) {
-    union {
-      Vector whole;
-      unsigned short halves[sizeof(Vector) / 2];
-      uint32_t words[sizeof(Vector) / 4 + 1];
-    } result;
+    alignas(16) uint32_t words[4];
+    uint32_t word = 0;
     if constexpr (sizeof(Element) == 2) {
-#pragma unroll
-      for (unsigned short& half : result.halves) half = reinterpret_cast<unsigned short&>(value);
+      word = static_cast<uint32_t>(reinterpret_cast<const unsigned short&>(value)) * 0x10001u;
     } else {
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(Vector) / 4); ++i)
-        result.words[i] = __float_as_uint(value);
+      word = __float_as_uint(value);
     }
-    return result.whole;
+#pragma unroll
+    for (uint32_t& each : words) each = word;
+    return *reinterpret_cast<const Vector*>(words);
   }
 
   // Staging memory -> output, `Vector` at a time: row_lanes lanes a row of the tile, a warp every
