@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from .mma_columns import SPLIT, Layout, Work, layouts, stage_cuts, up
+from .mma_columns import SPLIT, Layout, Work, layouts, stages_of, uniform, up
 from .mma_cost import CLOCK_MHZ, PACK_MICROSECONDS, BlockWork, problem_cycles
 from .problem import Hardware
 
@@ -160,6 +160,7 @@ class Tiling:
             **self.shared(),
             "chunk": layout.chunk,
             "chunks": layout.chunks,
+            "spread": int(layout.spread),
             "phase_columns": layout.phase_columns,
             "segment": self.segment,
             "channel_pitch": self.channel_pitch,
@@ -316,7 +317,7 @@ def slice_depths(work: Work, layout: Layout) -> list[int]:
 def fits(tiling: Tiling, hardware: Hardware) -> bool:
     layout, work = tiling.layout, tiling.work
     steps = layout.steps(tiling.slice_blocks)
-    stages = sum(len(stage_cuts(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
+    stages = sum(len(stages_of(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
     area = work.groups * prod(work.in_size)
     blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     return (
@@ -344,9 +345,9 @@ def block_work(
     each = slices / kinds
     masks = [[mask for _, mask in kind] for kind in layout.steps(depth)]
     tiles = [sum(mask.bit_count() for mask in kind) for kind in masks]
-    dense = [bool(layout.dense(i, work.warp_tiles)) for i in range(kinds)]
-    mixed = sum(count for count, uniform in zip(tiles, dense, strict=True) if not uniform)
-    stages = sum(len(stage_cuts(work, kind, stage_bytes)) for kind in masks)
+    fast = [uniform(work, kind, stage_bytes) for kind in masks]
+    mixed = sum(count for count, same in zip(tiles, fast, strict=True) if not same)
+    stages = sum(len(stages_of(work, kind, stage_bytes)) for kind in masks)
     phases = len(work.lattices[0].firsts) * len(work.lattices[1].firsts)
     span = work.lattices[2].out_step
     outputs = box.points * layout.chunk * phases * span / kinds

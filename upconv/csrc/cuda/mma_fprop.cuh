@@ -122,8 +122,8 @@ struct MmaLoop {
   const MmaKind& kind;
   const int warp_n;
   const int stages;  // of one slice
-  const int tiles;   // kind.dense
-  const int half;    // bits to the step's slot that the lane gives addresses for
+  const int uniform;
+  const int half;  // bits to the step's slot that the lane gives addresses for
   uint32_t pixel[kMmaFragments];
 
   __device__ __forceinline__ MmaLoop(const MmaParams& p, const MmaShared& shared,
@@ -133,7 +133,7 @@ struct MmaLoop {
         kind(p.kind[unit.kind]),
         warp_n(threadIdx.x / 32 / p.warps_m),
         stages(kind.stage_end - kind.stage_begin),
-        tiles(kind.dense),
+        uniform(kind.uniform),
         half(threadIdx.x % 32 < 16 ? 0 : 16) {
     const int pixels = p.tile_o * p.tile_z * p.tile_y * p.tile_x;
     const int first = threadIdx.x / 32 % p.warps_m * kMmaWarpPixels + threadIdx.x % 16;
@@ -158,10 +158,13 @@ struct MmaLoop {
     return words[1];
   }
 
-  template <int kFirst, int kEnd>
+  // Of the tiles [kFirst, kEnd); `at` is where those of tile kBase lie.
+  template <int kBase, int kFirst, int kEnd>
   __device__ __forceinline__ void load_weights(Weights& to, uint32_t at) const {
 #pragma unroll
-    for (int j = kFirst; j < kEnd; ++j) mma_ptx::load_shared(at + j * kTileBytes, to[j]);
+    for (int j = kFirst; j < kEnd; ++j) {
+      mma_ptx::load_shared(at + (j - kBase) * kTileBytes, to[j]);
+    }
   }
 
   // Products of the column tiles [kFirst, kEnd) for which `use(j)`.
@@ -198,41 +201,41 @@ struct MmaLoop {
     }
   }
 
-  // One step whose tiles are the first kCount of every warp. The first half of its weights is in
-  // registers; the second half, the next step's pixels and then its first half of weights load
-  // while others multiply.
-  template <int kCount>
+  // One step with the tiles [kFirst, kEnd). The first half of its weights is in registers; the
+  // second half, the next step's pixels and then its first half of weights load while others
+  // multiply.
+  template <int kFirst, int kEnd>
   __device__ __forceinline__ void dense_step(Accumulator& d, Pixels& now, Pixels& next, Weights& b,
                                              uint32_t tile, uint32_t record, uint32_t at,
                                              int step_bytes, bool more) const {
-    constexpr int kMiddle = (kCount + 1) / 2;
+    constexpr int kMiddle = (kFirst + kEnd + 1) / 2;
     const auto use = [](int) { return true; };
     Pixels tail;
-    load_weights<kMiddle, kCount>(b, at);
+    load_weights<kFirst, kMiddle, kEnd>(b, at);
     split(now, tail);
     if (more) load_pixels(next, tile, record + sizeof(MmaStep));
-    multiply<0, kMiddle>(d, now, tail, b, use);
-    if (more) load_weights<0, kMiddle>(b, at + step_bytes);
-    multiply<kMiddle, kCount>(d, now, tail, b, use);
+    multiply<kFirst, kMiddle>(d, now, tail, b, use);
+    if (more) load_weights<kFirst, kFirst, kMiddle>(b, at + step_bytes);
+    multiply<kMiddle, kEnd>(d, now, tail, b, use);
   }
 
-  template <int kCount>
+  template <int kFirst, int kEnd>
   __device__ __forceinline__ void dense(Accumulator& d, uint32_t tile, uint32_t record, int count,
                                         uint32_t at, int step_bytes) const {
     Pixels even, odd;
     Weights b;
     load_pixels(even, tile, record);
-    load_weights<0, (kCount + 1) / 2>(b, at);
+    load_weights<kFirst, kFirst, (kFirst + kEnd + 1) / 2>(b, at);
 #pragma unroll 1
     for (; count > 1; count -= 2) {
-      dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, true);
+      dense_step<kFirst, kEnd>(d, even, odd, b, tile, record, at, step_bytes, true);
       record += sizeof(MmaStep);
       at += step_bytes;
-      dense_step<kCount>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
+      dense_step<kFirst, kEnd>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
       record += sizeof(MmaStep);
       at += step_bytes;
     }
-    if (count) dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, false);
+    if (count) dense_step<kFirst, kEnd>(d, even, odd, b, tile, record, at, step_bytes, false);
   }
 
   // Steps whose tiles differ; moves `at` behind their weights.
@@ -271,15 +274,30 @@ struct MmaLoop {
                                         uint32_t& at) const {
     if (count <= 0) return;
     const uint32_t record = shared.steps + begin * sizeof(MmaStep);
-    if (tiles == 0) return some(d, tile, record, count, at);
-    const int step_bytes = tiles * p.warps_n * kTileBytes;
-    const uint32_t mine = at + warp_n * tiles * kTileBytes;
-    at += count * step_bytes;
-    if (tiles == kTiles) return dense<kTiles>(d, tile, record, count, mine, step_bytes);
-    if constexpr (kTiles == 8) {
-      if (tiles == 6) return dense<6>(d, tile, record, count, mine, step_bytes);
+    if (!uniform) return some(d, tile, record, count, at);
+    uint32_t words[2];
+    mma_ptx::load_shared(record, words);
+    const int skip = warp_n * kTiles;
+    const uint32_t mine = words[1] >> skip & kAll;
+    const int bytes = __popc(words[1]) * kTileBytes;
+    uint32_t first = at, behind = at + count * bytes;
+    at += __popc(words[1] & ((1u << skip) - 1)) * kTileBytes;
+    if (mine == kAll) {
+      dense<0, kTiles>(d, tile, record, count, at, bytes);
+    } else if (mine == (1u << kTiles / 2) - 1) {
+      dense<0, kTiles / 2>(d, tile, record, count, at, bytes);
+    } else if (mine == (kAll & ~((1u << kTiles / 2) - 1))) {
+      dense<kTiles / 2, kTiles>(d, tile, record, count, at, bytes);
+    } else if (mine == (1u << kTiles * 3 / 4) - 1) {
+      dense<0, kTiles * 3 / 4>(d, tile, record, count, at, bytes);
+    } else if (kTiles == 8 && mine == 0x07) {
+      dense<0, 3>(d, tile, record, count, at, bytes);
+    } else if (kTiles == 8 && mine == 0x38) {
+      dense<3 % kTiles, 3 + kTiles * 3 / 8>(d, tile, record, count, at, bytes);
+    } else if (mine != 0) {
+      some(d, tile, record, count, first);
     }
-    dense<kTiles / 2>(d, tile, record, count, mine, step_bytes);
+    at = behind;
   }
 
   __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill, MmaRing& ring) const {
@@ -379,7 +397,8 @@ __global__ void mma_pack_weights(const __grid_constant__ MmaParams p,
   const int tile = threadIdx.x / 32;  // of all column tiles
   if (!(step.tiles >> tile & 1)) return;
   const int column = tile * 8 + lane / 4;
-  const int phase = column / p.phase_columns, c = column - phase * p.phase_columns;
+  const MmaColumn which = MmaColumn::of<Operand>(p, column);
+  const int phase = which.phase, c = which.channel;
   const int out = chunk * p.chunk + c;
   const bool exists = phase < phases && c < p.chunk && out < p.out_channels;
   alignas(16) Element values[2][kHalf];

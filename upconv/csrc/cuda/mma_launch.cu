@@ -24,7 +24,7 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
                        &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
-                       &kind.dense, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
+                       &kind.uniform, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
       *field = take();
   }
   for (int i = 0; i < p.rows; ++i) {

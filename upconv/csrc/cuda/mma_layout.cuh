@@ -130,6 +130,21 @@ struct MmaShared {
         rows(reinterpret_cast<int*>(memory + p.rows_at)) {}
 };
 
+// --- Columns ---------------------------------------------------------------------------------
+
+// Which phase of the kind, and which channel of the chunk, a column of the product is.
+struct MmaColumn {
+  int phase, channel;
+
+  template <typename Operand>
+  static __device__ __forceinline__ MmaColumn of(const MmaParams& p, int column) {
+    const int warp = p.spread ? column / (8 * Operand::kTiles) : 0;
+    const int rest = column - warp * (8 * Operand::kTiles);
+    const int phase = rest / p.phase_columns;
+    return {phase, warp * p.phase_columns + rest - phase * p.phase_columns};
+  }
+};
+
 // --- Units of work ---------------------------------------------------------------------------
 
 // One block: a tile of lattice points, a group, a chunk of its channels, a kind. Kinds and chunks

@@ -82,10 +82,11 @@ struct MmaStore {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int column = (warp_n * kTiles + j) * 8 + lane % 4 * 2 + h;
-        const int phase = column / p.phase_columns, c = column - phase * p.phase_columns;
-        if (phase >= phases || c >= channels) continue;
+        const MmaColumn which = MmaColumn::of<Operand>(p, column);
+        const int c = which.channel;
+        if (which.phase >= phases || c >= channels) continue;
         const float b = bias(c);
-        Element* to = staging + p.phase_base[kind.phase_begin + phase] + c * p.channel_pitch;
+        Element* to = staging + p.phase_base[kind.phase_begin + which.phase] + c * p.channel_pitch;
 #pragma unroll
         for (int i = 0; i < kMmaFragments; ++i)
 #pragma unroll
