@@ -17,6 +17,8 @@ SPLIT = 3
 """Operand type of float32 that must not be rounded: the sum of two TF32 numbers."""
 
 Shift = tuple[int, int, int]
+Step = tuple[tuple[int, int, int, int], int]
+"""Shift and channel block of both halves, and the column tiles."""
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,20 @@ class Layout:
                     mask |= 1 << tile
         return mask
 
-    def steps(self, slice_blocks: int) -> list[list[tuple[tuple[int, int, int, int], int]]]:
+    @cached_property
+    def made(self) -> dict[int, list[list[Step]]]:
+        """The steps that were asked for already, by slice_blocks: many tilings share them."""
+        return {}
+
+    def steps(self, slice_blocks: int) -> list[list[Step]]:
         """[kind]: ((shift, block, shift, block), tiles) of one slice; block -1: nothing.
 
         Two channel blocks at a shift; an odd number of them goes on with the next shift. Shifts
         with the same tiles follow each other.
         """
-        result = []
+        if slice_blocks in self.made:
+            return self.made[slice_blocks]
+        result = self.made.setdefault(slice_blocks, [])
         for masks in self.masks:
             order = sorted(range(len(masks)), key=lambda shift: masks[shift])
             halves = [(s, b) for s in order for b in range(slice_blocks)]

@@ -7,7 +7,7 @@ that 8 consecutive points of the box fall into different banks wherever that cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
@@ -336,18 +336,38 @@ def fits(tiling: Tiling, hardware: Hardware) -> bool:
     )
 
 
-def block_work(
-    work: Work, layout: Layout, box: Box, warps_m: int, depth: int, stage_bytes: int
-) -> BlockWork:
-    """What a block has to do, averaged over the kinds."""
-    slices = -(-work.blocks // depth)
-    kinds = len(layout.kinds)
-    each = slices / kinds
+@dataclass(frozen=True)
+class Totals:
+    """What the steps of one slice come to, over all kinds; the same for every box."""
+
+    steps: int
+    tiles: int
+    mixed: int
+    """Weight tiles of the kinds whose steps differ in their tiles."""
+    stages: int
+    filling: int
+    """Kinds that have steps at all."""
+
+
+def totals(work: Work, layout: Layout, depth: int, stage_bytes: int) -> Totals:
     masks = [[mask for _, mask in kind] for kind in layout.steps(depth)]
     tiles = [sum(mask.bit_count() for mask in kind) for kind in masks]
     fast = [uniform(work, kind, stage_bytes) for kind in masks]
-    mixed = sum(count for count, same in zip(tiles, fast, strict=True) if not same)
-    stages = sum(len(stages_of(work, kind, stage_bytes)) for kind in masks)
+    return Totals(
+        steps=sum(map(len, masks)),
+        tiles=sum(tiles),
+        mixed=sum(count for count, same in zip(tiles, fast, strict=True) if not same),
+        stages=sum(len(stages_of(work, kind, stage_bytes)) for kind in masks),
+        filling=sum(map(bool, masks)),
+    )
+
+
+def block_work(
+    work: Work, layout: Layout, box: Box, warps_m: int, depth: int, total: Totals
+) -> BlockWork:
+    """What a block has to do, averaged over the kinds."""
+    kinds = len(layout.kinds)
+    each = -(-work.blocks // depth) / kinds
     phases = len(work.lattices[0].firsts) * len(work.lattices[1].firsts)
     span = work.lattices[2].out_step
     outputs = box.points * layout.chunk * phases * span / kinds
@@ -355,14 +375,14 @@ def block_work(
     pitches = (box.pitches[0], box.pitches[1] * z.in_step, box.pitches[2] * y.in_step)
     warps = warps_m * layout.warps_n
     times = 3 if work.operand == SPLIT else 1
-    products = each * sum(tiles) * warps_m * times
+    products = each * total.tiles * warps_m * times
     return BlockWork(
         products=products,
-        mixed=each * mixed * warps_m * times,
+        mixed=each * total.mixed * warps_m * times,
         split=products if work.operand == SPLIT else 0.0,
-        pixel_loads=each * sum(map(len, masks)) * warps * conflicts(box.size, pitches),
-        filled=each * sum(map(bool, masks)) * depth * box.fills,
-        stages=(each * stages + 1) * warps,
+        pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
+        filled=each * total.filling * depth * box.fills,
+        stages=(each * total.stages + 1) * warps,
         stored=outputs * work.element_bytes,
         runs=outputs / (box.size[3] * span),
     )
@@ -385,26 +405,35 @@ def tilings(works: list[Work], hardware: Hardware) -> Iterator[Tiling]:
                 if not 2 <= warps_m * layout.warps_n <= MAX_WARPS:
                     continue
                 for depth in slice_depths(work, layout):
+                    stages = [size * min(layout.warps_n, 2) for size in STAGE_BYTES]
+                    total = {size: totals(work, layout, depth, size) for size in stages}
                     for box in boxes[warps_m]:
-                        yield timed(work, layout, box, warps_m, depth, hardware)
+                        yield timed(work, layout, box, warps_m, depth, total, hardware)
 
 
 def timed(
-    work: Work, layout: Layout, box: Box, warps_m: int, depth: int, hardware: Hardware
+    work: Work,
+    layout: Layout,
+    box: Box,
+    warps_m: int,
+    depth: int,
+    total: Mapping[int, Totals],
+    hardware: Hardware,
 ) -> Tiling:
     """The tiling with the cycles it should take; the larger stages where they cost no block."""
     warps = warps_m * layout.warps_n
-    best: tuple[int, int, Tiling] | None = None
-    for stage_bytes in STAGE_BYTES:
-        bytes_each = stage_bytes * (2 if layout.warps_n > 1 else 1)
-        block = block_work(work, layout, box, warps_m, depth, bytes_each)
-        tiling = Tiling(work, layout, box, warps_m, depth, bytes_each, 0.0, block)
-        shared = tiling.shared()["shared_bytes"]
-        resident = min((hardware.shared_memory + 1024) // (shared + 1024), MAX_WARPS // warps)
+    best: tuple[int, Tiling] | None = None
+    for stage_bytes, sums in total.items():
+        block = block_work(work, layout, box, warps_m, depth, sums)
+        tiling = Tiling(work, layout, box, warps_m, depth, stage_bytes, 0.0, block)
+        room = (hardware.shared_memory + 1024) // (tiling.shared()["shared_bytes"] + 1024)
+        resident = min(room, MAX_WARPS // warps)
         if best is None or resident > best[0]:
-            best = (resident, shared, tiling)
+            best = (resident, tiling)
+        if resident == MAX_WARPS // warps:
+            break
     assert best is not None
-    resident, _, tiling = best
+    resident, tiling = best
     blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     sizes = [lattice.size for lattice in work.lattices]
     traffic = work.in_channels * prod(work.in_size) + work.out_channels * prod(sizes)
