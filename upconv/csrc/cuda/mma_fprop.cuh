@@ -11,9 +11,7 @@
 //
 // Every warp does the same: 64 pixels times 64 columns (32 when float32 is split), which keeps the
 // shared-memory reads at one 128-byte wavefront for each mma of 6 cycles.
-//   weights  stream from L2 through a ring of kMmaDepth stages with cp.async, packed in the order
-//   of
-//            their use
+//   weights  stream from L2 through a ring of kMmaDepth stages, packed in the order of their use
 //   input    the next slice of channels is read into registers in chunks, and put into the other
 //            tile buffer after the steps that hide the latency (mma_fill.cuh)
 //   output   goes through staging memory in whole rows (mma_store.cuh)

@@ -6,14 +6,13 @@
 
 namespace upconv {
 
-constexpr int kMmaMaxKinds = 64;     // column sets: phases that one block computes together
-constexpr int kMmaMaxRows = 256;     // (depth, height) phases, over all kinds
-constexpr int kMmaMaxPhases = 256;   // phases with taps, over all kinds
-constexpr int kMmaMaxSteps = 1024;   // steps of one slice, over all kinds
-constexpr int kMmaMaxStages = 256;   // weight stages of one slice, over all kinds
-constexpr int kMmaMaxTaps = 2048;    // (shift, phase) entries, over all kinds
-constexpr int kMmaMaxShifts = 1024;  // shifts of one kind
-constexpr int kMmaDepth = 3;         // ring of weight stages
+constexpr int kMmaMaxKinds = 64;    // column sets: phases that one block computes together
+constexpr int kMmaMaxRows = 256;    // (depth, height) phases, over all kinds
+constexpr int kMmaMaxPhases = 256;  // phases with taps, over all kinds
+constexpr int kMmaMaxSteps = 1024;  // steps of one slice, over all kinds
+constexpr int kMmaMaxStages = 256;  // weight stages of one slice, over all kinds
+constexpr int kMmaMaxTaps = 2048;   // (shift, phase) entries, over all kinds
+constexpr int kMmaDepth = 3;        // ring of weight stages
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + shift. A slot is 16 bytes of shared memory: the channels of one channel
