@@ -212,13 +212,30 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     assert emulator.header_constant("kMmaDepth") == tiling_module.DEPTH
 
 
+def script(name: str) -> dict[str, Any]:
+    path = ROOT / "benchmarks" / f"{name}.py"
+    namespace: dict[str, Any] = {"__name__": name, "__file__": str(path)}
+    exec(path.read_text(), namespace)
+    return namespace
+
+
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
-    script = ROOT / "benchmarks" / "fit_mma.py"
-    namespace: dict[str, Any] = {"__name__": "fit", "__file__": str(script)}
-    exec(script.read_text(), namespace)
-    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    fit = script("fit_mma")
+    constants, spread = fit["fitted"](fit["read"](fit["MEASURED"]))
     assert constants == pytest.approx(mma_cost.CYCLES, rel=0.01)
     assert spread < 0.1
+
+
+def test_measured_rows_are_what_the_fit_reads() -> None:
+    measure, fit = script("measure_mma"), script("fit_mma")
+    problem = Problem.of(2, 40, 48, (9, 10, 11), 3, tf32=True)
+    tilings = measure["chosen"](problem, H200)
+    assert len({(t.warps_m, t.layout.warps_n) for t in tilings}) >= 3
+    row = measure["row_of"](tilings[0], H200)
+    expected = tilings[0].cycles - mma_cost.START_CYCLES
+    known = zip(fit["row_of"](row), mma_cost.CYCLES.values(), strict=True)
+    milliseconds = sum(each * cycles for each, cycles in known)
+    assert milliseconds * 1e3 * mma_cost.CLOCK_MHZ == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_planner_takes_it_where_pytorch_is_slow_and_leaves_the_rest() -> None:
