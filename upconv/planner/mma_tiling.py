@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from .mma_columns import SPLIT, Layout, Work, layouts, stage_cuts, up
+from .mma_columns import SPLIT, Layout, Work, layouts, stages_of, uniform, up
 from .mma_cost import CLOCK_MHZ, PACK_MICROSECONDS, BlockWork, problem_cycles
 from .problem import Hardware
 
@@ -109,9 +109,13 @@ class Tiling:
         steps = max(len(kind) for kind in self.layout.steps(self.slice_blocks))
         ring_at = buffers * self.slice_blocks * self.box.slots * 16
         offsets_at = ring_at + DEPTH * self.stage_bytes
-        positions_at = offsets_at + self.box.fills * 4
+        # The table of offsets is read four times the block's threads at a time.
+        whole = up(self.box.fills, 4 * 32 * self.warps_m * self.layout.warps_n)
+        positions_at = offsets_at + whole * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
-        main = steps_at + steps * 8
+        stages_at = steps_at + steps * 8
+        barriers_at = stages_at + MAX_STAGES * 8
+        main = barriers_at + DEPTH * 8
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
         rows_at = up(staged * self.layout.chunk * self.channel_pitch * self.work.element_bytes, 16)
         return {
@@ -119,6 +123,8 @@ class Tiling:
             "offsets_at": offsets_at,
             "positions_at": positions_at,
             "steps_at": steps_at,
+            "stages_at": stages_at,
+            "barriers_at": barriers_at,
             "rows_at": rows_at,
             "shared_bytes": max(main, rows_at + 3 * 4 * self.box.rows),
         }
@@ -154,6 +160,7 @@ class Tiling:
             **self.shared(),
             "chunk": layout.chunk,
             "chunks": layout.chunks,
+            "spread": int(layout.spread),
             "phase_columns": layout.phase_columns,
             "segment": self.segment,
             "channel_pitch": self.channel_pitch,
@@ -310,7 +317,7 @@ def slice_depths(work: Work, layout: Layout) -> list[int]:
 def fits(tiling: Tiling, hardware: Hardware) -> bool:
     layout, work = tiling.layout, tiling.work
     steps = layout.steps(tiling.slice_blocks)
-    stages = sum(len(stage_cuts(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
+    stages = sum(len(stages_of(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
     area = work.groups * prod(work.in_size)
     blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     return (
@@ -345,12 +352,12 @@ class Totals:
 def totals(work: Work, layout: Layout, depth: int, stage_bytes: int) -> Totals:
     masks = [[mask for _, mask in kind] for kind in layout.steps(depth)]
     tiles = [sum(mask.bit_count() for mask in kind) for kind in masks]
-    dense = [bool(layout.dense(i, work.warp_tiles)) for i in range(len(masks))]
+    fast = [uniform(work, kind, stage_bytes) for kind in masks]
     return Totals(
         steps=sum(map(len, masks)),
         tiles=sum(tiles),
-        mixed=sum(count for count, same in zip(tiles, dense, strict=True) if not same),
-        stages=sum(len(stage_cuts(work, kind, stage_bytes)) for kind in masks),
+        mixed=sum(count for count, same in zip(tiles, fast, strict=True) if not same),
+        stages=sum(len(stages_of(work, kind, stage_bytes)) for kind in masks),
         filling=sum(map(bool, masks)),
     )
 

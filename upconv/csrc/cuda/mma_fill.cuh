@@ -8,12 +8,13 @@ namespace upconv {
 constexpr int kMmaOutside = -1;
 
 // Lists where every pixel of the tile lies: in the input, relative to the tile's first image, and
-// in the tile. Once for all slices.
+// in the tile. Once for all slices. Clears the tile: what lies outside the image stays zero.
 __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& unit,
                                             const MmaShared& shared) {
   const int count = p.tile_o * p.fill_z * p.fill_y * p.fill_x;
+  const int whole = (count + 4 * blockDim.x - 1) / (4 * blockDim.x) * (4 * blockDim.x);
   const int channels = p.in_channels * p.groups;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
+  for (int i = threadIdx.x; i < whole; i += blockDim.x) {
     const int column = i % p.fill_x;
     int rest = i / p.fill_x;
     const int row = rest % p.fill_y;
@@ -22,16 +23,23 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
     const int iz = unit.z * p.in_step_z + p.shift_z + depth;
     const int iy = unit.y * p.in_step_y + p.shift_y + row;
     const int ix = unit.x * p.in_step_x + p.shift_x + column;
-    const bool inside = unit.o + image < p.batch && static_cast<unsigned>(iz) < p.in_d &&
-                        static_cast<unsigned>(iy) < p.in_h && static_cast<unsigned>(ix) < p.in_w;
+    const bool inside = i < count && unit.o + image < p.batch &&
+                        static_cast<unsigned>(iz) < p.in_d && static_cast<unsigned>(iy) < p.in_h &&
+                        static_cast<unsigned>(ix) < p.in_w;
     const int pixel = (iz * p.in_h + iy) * p.in_w + ix;
     const int area = p.in_d * p.in_h * p.in_w;
     const int offset =
         p.channels_last ? (image * area + pixel) * channels : image * channels * area + pixel;
     shared.offsets[i] = inside ? offset : kMmaOutside;
-    shared.positions[i] =
-        static_cast<uint16_t>(image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
-                              column % p.in_step_x * p.lane_x + column / p.in_step_x);
+    if (i < count) {
+      shared.positions[i] =
+          static_cast<uint16_t>(image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
+                                column % p.in_step_x * p.lane_x + column / p.in_step_x);
+    }
+  }
+  const int slots = (p.slices > 1 ? 2 : 1) * p.slice_blocks * p.plane;
+  for (int i = threadIdx.x; i < slots; i += blockDim.x) {
+    mma_ptx::store_shared(shared.tile + 16 * i, make_uint4(0, 0, 0, 0));
   }
 }
 
@@ -39,24 +47,25 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
 // into registers, the block computes, then the thread puts them into the tile. Between the two lie
 // some thousand cycles, more than memory takes to answer.
 //
-// An item is one slot, or, of 16-bit types whose channels are not contiguous, two neighbouring
-// pixels of a channel block: their channels are read 32 bits at a time where rows are aligned
-// (copy 1), else element by element. A chunk holds 4, 2 or 1 items a thread: `side` channel blocks
-// of the same pixel, so that one look into the tables serves them all, times as many pixels.
+// An item is one slot, or, of 16-bit types, two neighbouring pixels of a channel block: their
+// channels are read 32 bits at a time where rows are aligned (copy 1), else element by element. A
+// chunk holds 4, 2 or 1 items a thread: kSide channel blocks of the same pixel, so that one look
+// into the tables serves them all, times as many pixels.
 template <typename Operand>
 struct MmaFill {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kChannels;
   static constexpr bool kWide = sizeof(Element) == 4;
+  static constexpr int kItems = kWide ? 4 : 2;  // of a chunk, when read whole
   const MmaParams& p;
   const MmaShared& shared;
-  const Element* source;       // first channel of the group, first image of the tile
+  const Element* source;       // of the slice that is read
   const int64_t channel_step;  // elements from one channel to the next
   const int items;             // of one channel block
-  const int chunk_items;       // of one thread in a chunk
-  const int side_shift;        // log2 of side
+  const int side;              // channel blocks of a chunk
   const int passes;            // over the channel blocks
   const int chunks;            // of one slice
+  int left;                    // channels from the slice on
   uint32_t v[kMmaChunkWords];
 
   __device__ __forceinline__ MmaFill(const MmaParams& p, const MmaShared& shared,
@@ -65,23 +74,31 @@ struct MmaFill {
         shared(shared),
         source(static_cast<const Element*>(p.x)),
         channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
-        items(p.tile_o * p.fill_z * p.fill_y * p.fill_x / (kWide || p.copy == 2 ? 1 : 2)),
-        chunk_items(kWide || p.copy == 2 ? 4
-                    : p.copy == 1        ? 2
-                                         : 1),
-        side_shift(log2_of(min(p.slice_blocks, chunk_items))),
-        passes((p.slice_blocks + (1 << side_shift) - 1) >> side_shift),
-        chunks(passes * ((items + pixels_each() - 1) / pixels_each())) {
+        items(p.tile_o * p.fill_z * p.fill_y * p.fill_x / (kWide ? 1 : 2)),
+        side(side_of(p)),
+        passes(p.slice_blocks / side),
+        chunks(passes * ((items + reach() - 1) / reach())),
+        left(p.in_channels) {
     const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
     source += static_cast<int64_t>(unit.o) * p.groups * p.in_channels * area;
     source += unit.group * p.in_channels * channel_step;
   }
 
-  static __device__ __forceinline__ int log2_of(int count) { return count >= 4 ? 2 : count / 2; }
-
+  // Divides the channel blocks of a slice.
+  __device__ __forceinline__ int side_of(const MmaParams& p) const {
+    if (single() || p.slice_blocks % 2) return 1;
+    return kWide && p.slice_blocks % 4 == 0 ? 4 : 2;
+  }
+  // 16-bit elements one by one fill all registers with a single item.
+  __device__ __forceinline__ bool single() const { return !kWide && p.copy == 0; }
   // Items of a channel block that one chunk covers.
-  __device__ __forceinline__ int pixels_each() const {
-    return (chunk_items >> side_shift) * blockDim.x;
+  __device__ __forceinline__ int reach() const {
+    return (single() ? 1 : kItems / side) * blockDim.x;
+  }
+
+  __device__ __forceinline__ void next_slice() {
+    source += p.slice_blocks * kE * channel_step;
+    left -= p.slice_blocks * kE;
   }
 
   static __device__ __forceinline__ uint32_t read32(const Element* at) {
@@ -91,107 +108,112 @@ struct MmaFill {
     return __ldg(reinterpret_cast<const unsigned short*>(at));
   }
 
-  // A chunk's place: its first item and its first channel block.
-  struct Place {
-    int item, block;
-  };
-  __device__ __forceinline__ Place place(int chunk) const {
-    const int part = passes == 1 ? chunk : chunk / passes;
-    return {part * pixels_each() + static_cast<int>(threadIdx.x), (chunk - part * passes)
-                                                                      << side_shift};
-  }
-
-  __device__ __forceinline__ void read(int slice, int chunk) {
-    const Place first = place(chunk);
+  // Channels of one item; `channels` of them exist.
+  template <int k>
+  __device__ __forceinline__ void read_item(const Element* from, int channels) {
+    if (channels >= kE) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k >= chunk_items) break;
-      const int item = first.item + (k >> side_shift) * blockDim.x;
-      const int block = first.block + (k & ((1 << side_shift) - 1));
-      if (block >= p.slice_blocks) continue;
-      const int channel = (slice * p.slice_blocks + block) * kE;
-      const Element* from = source + channel * channel_step;
-      const int channels = item < items ? p.in_channels - channel : 0;
-      const int at = min(item, items - 1);
-      if (kWide || p.copy == 2) {
-        read_slot(k, from, shared.offsets[at], channels);
-      } else if (p.copy == 1) {
-        read_pairs(k, from, shared.offsets[2 * at], channels);
-      } else {
-        read_elements(from, shared.offsets[2 * at], shared.offsets[2 * at + 1], channels);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void read_slot(int k, const Element* from, int offset, int channels) {
-    if (offset == kMmaOutside) channels = 0;
-    if (p.copy == 2) {
-      uint4 all = make_uint4(0, 0, 0, 0);
-      if (channels > 0) all = __ldg(reinterpret_cast<const uint4*>(from + offset));
-      v[4 * k] = all.x, v[4 * k + 1] = all.y, v[4 * k + 2] = all.z, v[4 * k + 3] = all.w;
+      for (int c = 0; c < kE; ++c, from += channel_step) v[k * kE + c] = read32(from);
     } else {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        v[4 * k + c] = 0;
-        if (c < channels) v[4 * k + c] = read32(from + c * channel_step + offset);
+      for (int c = 0; c < kE; ++c, from += channel_step) {
+        v[k * kE + c] = 0;
+        if (c < channels) v[k * kE + c] = read32(from);
       }
     }
   }
-  __device__ __forceinline__ void read_pairs(int k, const Element* from, int offset, int channels) {
-    if (offset == kMmaOutside) channels = 0;
-#pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      uint32_t& word = v[(8 * k + c) % kMmaChunkWords];
-      word = 0;
-      if (c < channels) word = read32(from + c * channel_step + offset);
+
+  template <int kSide, int k = 0>
+  __device__ __forceinline__ void read_items(const Element* from, int item, int channels) {
+    if constexpr (k < kItems) {
+      const int offset = shared.offsets[(item + k / kSide * blockDim.x) * (kWide ? 1 : 2)];
+      if (offset != kMmaOutside) {
+        read_item<k>(from + k % kSide * kE * channel_step + offset, channels - k % kSide * kE);
+      }
+      read_items<kSide, k + 1>(from, item, channels);
     }
   }
-  __device__ __forceinline__ void read_elements(const Element* from, int one, int two,
-                                                int channels) {
+
+  template <int kSide, int k = 0>
+  __device__ __forceinline__ void put_items(uint32_t slots, int item) const {
+    if constexpr (k < kItems) {
+      const int at = item + k / kSide * blockDim.x;
+      const uint32_t to = slots + k % kSide * p.plane * 16;
+      if (shared.offsets[at * (kWide ? 1 : 2)] != kMmaOutside) {
+        if constexpr (kWide) {
+          const uint4 words = make_uint4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
+          mma_ptx::store_shared(to + shared.positions[at] * 16, Operand::prepare(words));
+        } else {
+          uint32_t one[4], two[4];
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      v[c] = v[8 + c] = 0;
-      if (c < channels && one != kMmaOutside) v[c] = read16(from + c * channel_step + one);
-      if (c < channels && two != kMmaOutside) v[8 + c] = read16(from + c * channel_step + two);
+          for (int i = 0; i < 4; ++i) {
+            one[i] = __byte_perm(v[8 * k + 2 * i], v[8 * k + 2 * i + 1], 0x5410);
+            two[i] = __byte_perm(v[8 * k + 2 * i], v[8 * k + 2 * i + 1], 0x7632);
+          }
+          put_two(to, at, one, two);
+        }
+      }
+      put_items<kSide, k + 1>(slots, item);
+    }
+  }
+
+  __device__ __forceinline__ void put_two(uint32_t to, int item, const uint32_t (&one)[4],
+                                          const uint32_t (&two)[4]) const {
+    const uint32_t at = reinterpret_cast<const uint32_t*>(shared.positions)[item];
+    mma_ptx::store_shared(to + (at & 0xffff) * 16, make_uint4(one[0], one[1], one[2], one[3]));
+    mma_ptx::store_shared(to + (at >> 16) * 16, make_uint4(two[0], two[1], two[2], two[3]));
+  }
+
+  __device__ __forceinline__ void read_single(const Element* from, int item, int channels) {
+    const int one = shared.offsets[2 * item], two = shared.offsets[2 * item + 1];
+#pragma unroll
+    for (int c = 0; c < 8; ++c, from += channel_step) {
+      v[c] = v[8 + c % 8] = 0;
+      if (c < channels && one != kMmaOutside) v[c] = read16(from + one);
+      if (c < channels && two != kMmaOutside) v[8 + c % 8] = read16(from + two);
+    }
+  }
+  __device__ __forceinline__ void put_single(uint32_t to, int item) const {
+    uint32_t one[4], two[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      one[i] = v[2 * i] | v[2 * i + 1] << 16;
+      two[i] = v[8 + 2 * i] | v[9 + 2 * i] << 16;
+    }
+    if (item < items) put_two(to, item, one, two);
+  }
+
+  __device__ __forceinline__ void read(int chunk) {
+    const int part = passes == 1 ? chunk : chunk / passes;
+    const int block = (chunk - part * passes) * side;
+    const int item = part * reach() + static_cast<int>(threadIdx.x);
+    const Element* from = source + block * kE * channel_step;
+    const int channels = left - block * kE;
+    if (single()) {
+      if constexpr (!kWide) read_single(from, item, channels);
+    } else if (side == 1) {
+      read_items<1>(from, item, channels);
+    } else if (!kWide || side == 2) {
+      read_items<2>(from, item, channels);
+    } else {
+      read_items<4>(from, item, channels);
     }
   }
 
   __device__ __forceinline__ void put(uint32_t tile, int chunk) const {
-    const Place first = place(chunk);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k >= chunk_items) break;
-      const int item = first.item + (k >> side_shift) * blockDim.x;
-      const int block = first.block + (k & ((1 << side_shift) - 1));
-      if (block >= p.slice_blocks || item >= items) continue;
-      const uint32_t slots = tile + block * p.plane * 16;
-      if (kWide || p.copy == 2) {
-        mma_ptx::store_shared(
-            slots + shared.positions[item] * 16,
-            make_uint4(Operand::prepare(v[4 * k]), Operand::prepare(v[4 * k + 1]),
-                       Operand::prepare(v[4 * k + 2]), Operand::prepare(v[4 * k + 3])));
-      } else {
-        put_two(k, slots, item);
-      }
+    const int part = passes == 1 ? chunk : chunk / passes;
+    const int block = (chunk - part * passes) * side;
+    const int item = part * reach() + static_cast<int>(threadIdx.x);
+    const uint32_t slots = tile + block * p.plane * 16;
+    if (single()) {
+      if constexpr (!kWide) put_single(slots, item);
+    } else if (side == 1) {
+      put_items<1>(slots, item);
+    } else if (!kWide || side == 2) {
+      put_items<2>(slots, item);
+    } else {
+      put_items<4>(slots, item);
     }
-  }
-  __device__ __forceinline__ void put_two(int k, uint32_t slots, int item) const {
-    uint32_t one[4], two[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (p.copy == 1) {
-        const uint32_t low = v[(8 * k + 2 * i) % kMmaChunkWords];
-        const uint32_t high = v[(8 * k + 2 * i + 1) % kMmaChunkWords];
-        one[i] = __byte_perm(low, high, 0x5410);
-        two[i] = __byte_perm(low, high, 0x7632);
-      } else {
-        one[i] = v[2 * i] | v[2 * i + 1] << 16;
-        two[i] = v[8 + 2 * i] | v[9 + 2 * i] << 16;
-      }
-    }
-    const uint16_t* at = shared.positions + 2 * item;
-    mma_ptx::store_shared(slots + at[0] * 16, make_uint4(one[0], one[1], one[2], one[3]));
-    mma_ptx::store_shared(slots + at[1] * 16, make_uint4(two[0], two[1], two[2], two[3]));
   }
 };
 

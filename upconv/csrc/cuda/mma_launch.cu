@@ -24,7 +24,7 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
                        &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
-                       &kind.dense, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
+                       &kind.uniform, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
       *field = take();
   }
   for (int i = 0; i < p.rows; ++i) {
@@ -42,10 +42,9 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     source.first = static_cast<uint16_t>(take());
   }
   for (int i = 0; i < p.stages; ++i) {
-    p.stage[i].first = take();
-    p.stage[i].count = static_cast<uint16_t>(take());
-    p.stage[i].step_begin = static_cast<uint16_t>(take());
-    p.stage[i].step_end = static_cast<uint16_t>(take());
+    p.stage[i].first = 16 * static_cast<uint32_t>(take());
+    const uint32_t vectors = static_cast<uint32_t>(take()), begin = static_cast<uint32_t>(take());
+    p.stage[i].bytes_steps = vectors | (static_cast<uint32_t>(take()) - begin) << 16;
   }
   for (int i = 0; i < p.taps; ++i) plan->pack.tap[i] = static_cast<int16_t>(take());
   return at == length;

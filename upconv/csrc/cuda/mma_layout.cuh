@@ -28,6 +28,16 @@ struct MmaTf32 {
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return mma_ptx::round_to_tf32(bits);
   }
+  // Rounded as above: the tensor core drops the low 13 bits, so that adding half of their range is
+  // enough (9 instructions for 4 numbers instead of 16), unless that would make a NaN a number.
+  static __device__ __forceinline__ uint4 prepare(uint4 v) {
+    const float sum = fabsf(__uint_as_float(v.x)) + fabsf(__uint_as_float(v.y)) +
+                      fabsf(__uint_as_float(v.z)) + fabsf(__uint_as_float(v.w));
+    if (sum < __int_as_float(0x7f800000)) {
+      return make_uint4(v.x + 0x1000, v.y + 0x1000, v.z + 0x1000, v.w + 0x1000);
+    }
+    return make_uint4(prepare(v.x), prepare(v.y), prepare(v.z), prepare(v.w));
+  }
   static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2]) {
     mma_ptx::mma_tf32(d, a, b[0], b[1]);
@@ -41,6 +51,7 @@ struct MmaBf16 {
   static constexpr int kChannels = 8, kTiles = 8, kWords = 2;
   static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ uint4 prepare(uint4 v) { return v; }
   static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2]) {
     mma_ptx::mma_bf16(d, a, b[0], b[1]);
@@ -54,6 +65,7 @@ struct MmaFp16 {
   static constexpr int kChannels = 8, kTiles = 8, kWords = 2;
   static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ uint4 prepare(uint4 v) { return v; }
   static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&a)[4],
                                                   const uint32_t (&b)[2]) {
     mma_ptx::mma_fp16(d, a, b[0], b[1]);
@@ -62,28 +74,31 @@ struct MmaFp16 {
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
 };
 
-// float32 as the sum of two TF32 numbers, 22 bits together; of the four products of two such sums
+// float32 as the sum of two TF32 numbers; of the four products of two such sums
 // three count. Weights are split when they are packed, pixels in registers.
 struct MmaSplit {
   using Element = float;
   static constexpr int kChannels = 4, kTiles = 4, kWords = 4;
   static constexpr bool kSplit = true;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+  static __device__ __forceinline__ uint4 prepare(uint4 v) { return v; }
+  // A truncated head and the rounded rest: 3 instructions, 21 bits. Rounding the head as well would
+  // give 22 bits and take 9.
   static __device__ __forceinline__ void split(uint32_t bits, uint32_t& head, uint32_t& tail) {
-    head = mma_ptx::round_to_tf32(bits);
-    tail = mma_ptx::round_to_tf32(__float_as_uint(__uint_as_float(bits) - __uint_as_float(head)));
+    head = bits & 0xffffe000u;
+    tail = __float_as_uint(__uint_as_float(bits) - __uint_as_float(head)) + 0x1000;
   }
   // The tensor core adds with truncation, whose errors pile up over a long sum: each step is summed
-  // by itself and added with rounding.
-  static __device__ __forceinline__ void multiply(float (&d)[4], const uint32_t (&head)[4],
-                                                  const uint32_t (&tail)[4],
-                                                  const uint32_t (&b)[4]) {
-    float sum[4] = {0.f, 0.f, 0.f, 0.f};
-    mma_ptx::mma_tf32(sum, tail, b[0], b[1]);
-    mma_ptx::mma_tf32(sum, head, b[2], b[3]);
-    mma_ptx::mma_tf32(sum, head, b[0], b[1]);
+  // by itself and added with rounding. Four sums at a time, in this order, hide each other's
+  // latency; left to itself the compiler starts so many that registers spill.
+  static __device__ __forceinline__ void multiply(float (&d)[4], float (&sum)[4],
+                                                  const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
+                                                  bool last) {
+    mma_ptx::mma_tf32_ordered(sum, a, b0, b1);
+    if (last) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+      for (int i = 0; i < 4; ++i) d[i] += sum[i];
+    }
   }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
@@ -98,7 +113,7 @@ constexpr int kMmaTileBytes = 32 * 4 * Operand::kWords;  // weights of 8 columns
 // same bytes: [staging][table of output rows].
 struct MmaShared {
   unsigned char* memory;
-  uint32_t tile, ring, steps;
+  uint32_t tile, ring, steps, stages, barriers;
   int* offsets;
   uint16_t* positions;
   int* rows;  // [3][rows of the tile]: image or -1, output plane and row of phase 0
@@ -108,9 +123,26 @@ struct MmaShared {
         tile(mma_ptx::shared_address(memory)),
         ring(tile + p.ring_at),
         steps(tile + p.steps_at),
+        stages(tile + p.stages_at),
+        barriers(tile + p.barriers_at),
         offsets(reinterpret_cast<int*>(memory + p.offsets_at)),
         positions(reinterpret_cast<uint16_t*>(memory + p.positions_at)),
         rows(reinterpret_cast<int*>(memory + p.rows_at)) {}
+};
+
+// --- Columns ---------------------------------------------------------------------------------
+
+// Which phase of the kind, and which channel of the chunk, a column of the product is.
+struct MmaColumn {
+  int phase, channel;
+
+  template <typename Operand>
+  static __device__ __forceinline__ MmaColumn of(const MmaParams& p, int column) {
+    const int warp = p.spread ? column / (8 * Operand::kTiles) : 0;
+    const int rest = column - warp * (8 * Operand::kTiles);
+    const int phase = rest / p.phase_columns;
+    return {phase, warp * p.phase_columns + rest - phase * p.phase_columns};
+  }
 };
 
 // --- Units of work ---------------------------------------------------------------------------

@@ -82,10 +82,11 @@ struct MmaStore {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int column = (warp_n * kTiles + j) * 8 + lane % 4 * 2 + h;
-        const int phase = column / p.phase_columns, c = column - phase * p.phase_columns;
-        if (phase >= phases || c >= channels) continue;
+        const MmaColumn which = MmaColumn::of<Operand>(p, column);
+        const int c = which.channel;
+        if (which.phase >= phases || c >= channels) continue;
         const float b = bias(c);
-        Element* to = staging + p.phase_base[kind.phase_begin + phase] + c * p.channel_pitch;
+        Element* to = staging + p.phase_base[kind.phase_begin + which.phase] + c * p.channel_pitch;
 #pragma unroll
         for (int i = 0; i < kMmaFragments; ++i)
 #pragma unroll
@@ -97,20 +98,16 @@ struct MmaStore {
 
   template <typename Vector>
   static __device__ __forceinline__ Vector repeated(Element value) {
-    union {
-      Vector whole;
-      unsigned short halves[sizeof(Vector) / 2];
-      uint32_t words[sizeof(Vector) / 4 + 1];
-    } result;
+    alignas(16) uint32_t words[4];
+    uint32_t word = 0;
     if constexpr (sizeof(Element) == 2) {
-#pragma unroll
-      for (unsigned short& half : result.halves) half = reinterpret_cast<unsigned short&>(value);
+      word = static_cast<uint32_t>(reinterpret_cast<const unsigned short&>(value)) * 0x10001u;
     } else {
-#pragma unroll
-      for (int i = 0; i < static_cast<int>(sizeof(Vector) / 4); ++i)
-        result.words[i] = __float_as_uint(value);
+      word = __float_as_uint(value);
     }
-    return result.whole;
+#pragma unroll
+    for (uint32_t& each : words) each = word;
+    return *reinterpret_cast<const Vector*>(words);
   }
 
   // Staging memory -> output, `Vector` at a time: row_lanes lanes a row of the tile, a warp every
