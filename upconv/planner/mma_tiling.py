@@ -117,7 +117,9 @@ class Tiling:
         barriers_at = stages_at + MAX_STAGES * 8
         main = barriers_at + DEPTH * 8
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
-        rows_at = up(staged * self.layout.chunk * self.channel_pitch * self.work.element_bytes, 16)
+        # Rows without taps take 16 bytes of bias for each channel.
+        line = max(staged * self.channel_pitch * self.work.element_bytes, 16)
+        rows_at = up(self.layout.chunk * line, 16)
         return {
             "ring_at": ring_at,
             "offsets_at": offsets_at,

@@ -15,11 +15,10 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
   const int whole = (count + 4 * blockDim.x - 1) / (4 * blockDim.x) * (4 * blockDim.x);
   const int channels = p.in_channels * p.groups;
   for (int i = threadIdx.x; i < whole; i += blockDim.x) {
-    const int column = i % p.fill_x;
-    int rest = i / p.fill_x;
-    const int row = rest % p.fill_y;
-    rest /= p.fill_y;
-    const int depth = rest % p.fill_z, image = rest / p.fill_z;
+    const int rows = quotient(i, p.by_fill_x), planes = quotient(rows, p.by_fill_y);
+    const int image = quotient(planes, p.by_fill_z);
+    const int column = i - rows * p.fill_x, row = rows - planes * p.fill_y;
+    const int depth = planes - image * p.fill_z, lane = quotient(column, p.by_in_step_x);
     const int iz = unit.z * p.in_step_z + p.shift_z + depth;
     const int iy = unit.y * p.in_step_y + p.shift_y + row;
     const int ix = unit.x * p.in_step_x + p.shift_x + column;
@@ -34,7 +33,7 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
     if (i < count) {
       shared.positions[i] =
           static_cast<uint16_t>(image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
-                                column % p.in_step_x * p.lane_x + column / p.in_step_x);
+                                (column - lane * p.in_step_x) * p.lane_x + lane);
     }
   }
   const int slots = (p.slices > 1 ? 2 : 1) * p.slice_blocks * p.plane;

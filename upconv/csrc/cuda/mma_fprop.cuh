@@ -138,8 +138,9 @@ struct MmaLoop {
 #pragma unroll
     for (int i = 0; i < kMmaFragments; ++i) {
       const int m = min(first + i * 16, pixels - 1);
-      const int x = m % p.tile_x, row = m / p.tile_x;
-      const int y = row % p.tile_y, z = row / p.tile_y % p.tile_z, o = row / p.tile_y / p.tile_z;
+      const int row = quotient(m, p.by_tile_x), plane = quotient(row, p.by_tile_y);
+      const int o = quotient(plane, p.by_tile_z), z = plane - o * p.tile_z;
+      const int y = row - plane * p.tile_y, x = m - row * p.tile_x;
       const int slot = z * p.in_step_z * p.pitch_z + y * p.in_step_y * p.pitch_y + x;
       pixel[i] = 16 * (o * p.pitch_o + slot);
     }
@@ -344,13 +345,9 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
   const MmaUnit unit(p);
   const MmaKind& kind = p.kind[unit.kind];
   float d[kMmaFragments][Operand::kTiles][4];
-#pragma unroll
-  for (int i = 0; i < kMmaFragments; ++i)
-#pragma unroll
-    for (int j = 0; j < Operand::kTiles; ++j)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) d[i][j][k] = 0.f;
+  const MmaStore<Operand> store(p, shared, unit);
   if (kind.step_end > kind.step_begin) {
+    store.begin(d);
     MmaStep* steps = reinterpret_cast<MmaStep*>(memory + p.steps_at);
     MmaStage* stages = reinterpret_cast<MmaStage*>(memory + p.stages_at);
     for (int i = threadIdx.x; i < kind.step_end - kind.step_begin; i += blockDim.x) {
@@ -369,7 +366,7 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
     MmaLoop<Operand>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
   }
-  MmaStore<Operand>(p, shared, unit).run(d);
+  store.run(d);
 }
 
 // --- Weight packing --------------------------------------------------------------------------

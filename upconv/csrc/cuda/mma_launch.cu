@@ -10,6 +10,15 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
+// For n < 2^31: the multiplier exceeds 2^(31 + shift) / divisor by less than 2^shift / divisor.
+static MmaDivisor divisor_of(int divisor) {
+  MmaDivisor result{0, 0};
+  while ((1u << result.shift) < static_cast<uint32_t>(divisor)) ++result.shift;
+  const uint64_t power = uint64_t{1} << (31 + result.shift);
+  result.multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
+  return result;
+}
+
 bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   MmaParams& p = plan->params;
   int64_t at = 0;
@@ -20,6 +29,15 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   if (p.kinds > kMmaMaxKinds || p.rows > kMmaMaxRows || p.phases > kMmaMaxPhases ||
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
+  const int divisors[] = {p.kinds,   p.chunks, p.groups, p.tiles_x, p.tiles_y, p.tiles_z,  p.tile_x,
+                          p.tile_y,  p.tile_z, p.fill_x, p.fill_y,  p.fill_z,  p.in_step_x};
+  MmaDivisor* const by[] = {&p.by_kinds,   &p.by_chunks,  &p.by_groups, &p.by_tiles_x, &p.by_tiles_y,
+                            &p.by_tiles_z, &p.by_tile_x,  &p.by_tile_y, &p.by_tile_z,  &p.by_fill_x,
+                            &p.by_fill_y,  &p.by_fill_z,  &p.by_in_step_x};
+  for (int i = 0; i < 13; ++i) {
+    if (divisors[i] < 1) return false;
+    *by[i] = divisor_of(divisors[i]);
+  }
   for (int i = 0; i < p.kinds; ++i) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,

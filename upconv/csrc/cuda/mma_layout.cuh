@@ -130,11 +130,25 @@ struct MmaShared {
         rows(reinterpret_cast<int*>(memory + p.rows_at)) {}
 };
 
+__device__ __forceinline__ int quotient(int n, MmaDivisor by) {
+  const uint64_t product = uint64_t{static_cast<uint32_t>(n) * 2} * by.multiplier;
+  return static_cast<int>(static_cast<uint32_t>(product >> 32) >> by.shift);
+}
+
 // --- Columns ---------------------------------------------------------------------------------
 
 // Which phase of the kind, and which channel of the chunk, a column of the product is.
 struct MmaColumn {
   int phase, channel;
+
+  // The same column of the warp's next tile; `end` is past the channels that the warp has.
+  __device__ __forceinline__ void next(const MmaParams& p, int end) {
+    channel += 8;
+    while (channel >= end) channel -= p.phase_columns, ++phase;
+  }
+  static __device__ __forceinline__ int end(const MmaParams& p, int warp_n) {
+    return (p.spread ? warp_n + 1 : 1) * p.phase_columns;
+  }
 
   template <typename Operand>
   static __device__ __forceinline__ MmaColumn of(const MmaParams& p, int column) {
@@ -155,18 +169,18 @@ struct MmaUnit {
 
   __device__ __forceinline__ explicit MmaUnit(const MmaParams& p) {
     int index = blockIdx.x;
-    kind = index % p.kinds;
-    index /= p.kinds;
-    chunk = index % p.chunks;
-    index /= p.chunks;
-    group = index % p.groups;
-    index /= p.groups;
-    x = index % p.tiles_x * p.tile_x;
-    index /= p.tiles_x;
-    y = index % p.tiles_y * p.tile_y;
-    index /= p.tiles_y;
-    z = index % p.tiles_z * p.tile_z;
-    o = index / p.tiles_z * p.tile_o;
+    const auto part = [&](int count, MmaDivisor by) {
+      const int rest = quotient(index, by), digit = index - rest * count;
+      index = rest;
+      return digit;
+    };
+    kind = part(p.kinds, p.by_kinds);
+    chunk = part(p.chunks, p.by_chunks);
+    group = part(p.groups, p.by_groups);
+    x = part(p.tiles_x, p.by_tiles_x) * p.tile_x;
+    y = part(p.tiles_y, p.by_tiles_y) * p.tile_y;
+    z = part(p.tiles_z, p.by_tiles_z) * p.tile_z;
+    o = index * p.tile_o;
   }
 };
 

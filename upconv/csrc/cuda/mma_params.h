@@ -116,6 +116,11 @@ struct MmaStage {
   uint32_t bytes_steps;  // bytes / 16 in the low half, number of steps in the high half
 };
 
+// A divisor whose quotients take 3 instructions instead of some 30.
+struct MmaDivisor {
+  uint32_t multiplier, shift;
+};
+
 struct MmaParams {
   const void* x;
   const uint4* w;  // packed: [kind][group][chunk][slice][step][tile][lane]
@@ -124,6 +129,9 @@ struct MmaParams {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_MMA_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  // Made from the above when the plan is read.
+  MmaDivisor by_kinds, by_chunks, by_groups, by_tiles_x, by_tiles_y, by_tiles_z;
+  MmaDivisor by_tile_x, by_tile_y, by_tile_z, by_fill_x, by_fill_y, by_fill_z, by_in_step_x;
   MmaKind kind[kMmaMaxKinds];
   MmaRow row[kMmaMaxRows];
   int phase_base[kMmaMaxPhases];  // staging element of the phase's first output
