@@ -139,6 +139,7 @@ def scalar_fields(tiling: Tiling) -> dict[str, int]:
         "weight_group": convolution.weight_group,
         "most_taps": tiling.most_taps,
         "vector": tiling.vector,
+        "straight": int(tiling.straight > 0),
         "row_lanes": tiling.row_lanes,
         "channel_blocks": shape.channel_blocks,
         "row_blocks": tiling.row_blocks,

@@ -140,6 +140,8 @@ class Tiling:
     def bytes_with(self, chunk: int) -> int:
         weights = self.row_warps * (1 + chunk * self.most_taps) * padded(self.rows.rows)
         stage = self.row_warps * (self.rows.rows // self.rows.width) * self.line
+        if self.straight:
+            stage = 0
         taps = 2 * self.row_warps * self.most_taps * self.rows.folds * self.rows.width
         words = -(-weights // 4) * 4 + max(chunk * self.channel, stage)
         return -(-taps // 16) * 16 + self.sum_bytes * words
@@ -153,8 +155,23 @@ class Tiling:
         return self.bytes_with(self.chunk)
 
     @cached_property
+    def straight(self) -> int:
+        """Elements of one store straight from the registers; 0: sums go through shared memory.
+
+        A thread has to have all width phases of its points, and a store all or half of them.
+        """
+        x, width = self.convolution.axes[2], self.rows.width
+        if not width == x.phases == x.out_step or self.rows.rows not in (2, 4, 8):
+            return 0
+        most = next(v for v in (8, 4, 2, 1) if x.first % v == x.out_size % v == width % v == 0)
+        vector = min(most, 16 // self.element_bytes)
+        return vector if width > 1 and 2 * vector >= width else 0
+
+    @cached_property
     def vector(self) -> int:
         """Elements of one store: as many as start on their own multiple in every row."""
+        if self.straight:
+            return self.straight
         x = self.convolution.axes[2]
         together = self.rows.width == x.phases == x.out_step
         for vector in (4, 2):
@@ -211,6 +228,9 @@ class Tiling:
     def store_instructions(self) -> float:
         """Of one warp, to store its rows of the tile."""
         shape = self.rows
+        if self.straight:
+            line = 6 + shape.width // self.straight * 6 + shape.width // 2
+            return self.points * (16 + shape.folds * shape.channels * line)
         rows = self.tile[0] * self.tile[1]
         passes = ceil(rows / (self.warps // self.row_warps * (32 // self.row_lanes)))
         pieces = ceil(self.tile[2] * shape.width / (self.row_lanes * self.vector))
@@ -230,7 +250,9 @@ class Tiling:
         each = 7 if self.sum_bytes == self.element_bytes else 10
         copy = 40 * self.chunks + each * convolution.in_channels
         reuse = self.repeats if self.chunk >= convolution.in_channels else 1
-        stores = 105 + 3.5 * rows * points + self.store_instructions
+        stores = self.store_instructions
+        if not self.straight:
+            stores += 105 + 3.5 * rows * points
         return {
             "the products": self.entries * warps * step_instructions(rows, points),
             "filling the tile": -(-tapped // self.row_warps) * ceil(positions / 32) * copy,

@@ -156,8 +156,8 @@ struct MmaStore {
         if (o < 0 || z >= p.out_d || y >= p.out_h) continue;
         Element* const line = to + o * image + (static_cast<int64_t>(z) * p.out_h + y) * p.out_w;
         const Element* const sums =
-            staging + (bare() ? begin * kBareVector
-                              : row.base + begin * p.channel_pitch + i * p.segment);
+            staging +
+            (bare() ? begin * kBareVector : row.base + begin * p.channel_pitch + i * p.segment);
         for (int x = (lane & (p.row_lanes - 1)) * kElements; x < length;
              x += p.row_lanes * kElements) {
           Element* out = line + x;
