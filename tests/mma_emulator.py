@@ -100,11 +100,9 @@ def fill(plan: Plan, x: np.ndarray, at: tuple[int, ...], group: int, piece: int)
     e = plan.slot_channels
     o, z, y, q = at
     tile = np.full((plan.slice_blocks * plan.plane, e), np.nan)
-    if plan.copy == 1:
-        starts = ((q * plan.in_step_x + plan.shift_x) % 2, plan.fill_x % 2, plan.in_w % 2)
-        assert starts == (0, 0, 0), "two pixels are read at a time"
-    elif e == 8:
-        assert plan.fill_x % 2 == 0, "two pixels are put at a time"
+    assert plan.copy in (1, 2, 4)
+    for length in (q * plan.in_step_x + plan.shift_x, plan.fill_x, plan.in_w):
+        assert length % plan.copy == 0, "so many pixels are read at a time"
     for index in np.ndindex(plan.tile_o, plan.fill_z, plan.fill_y, plan.fill_x):
         image, depth, row, column = index
         iz = z * plan.in_step_z + plan.shift_z + depth

@@ -99,7 +99,6 @@ def forward_works(problem: Problem) -> list[Work]:
                 weight_group=in_channels * out_channels * taps,
                 operand=SPLIT if split else OPERANDS[problem.dtype],
                 element_bytes=problem.element_bytes,
-                channels_last=problem.channels_last,
             )
         )
     return result

@@ -37,7 +37,6 @@ class Work:
     weight_group: int
     operand: int
     element_bytes: int
-    channels_last: bool = False
 
     @property
     def slot_channels(self) -> int:

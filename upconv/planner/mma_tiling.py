@@ -86,9 +86,14 @@ class Tiling:
 
     @property
     def channel_pitch(self) -> int:
-        """In elements; 16 bytes past a multiple of 64, so that a warp's rows spread over banks."""
+        """In elements; 16 bytes past a multiple of 64, so that a warp's rows spread over banks.
+
+        Points of the warps that the box does not have lie down behind its last row.
+        """
         size = self.work.element_bytes
-        return (up(self.box.rows * self.segment * size - 16, 64) + 16) // size
+        spare = self.box.points < WARP_PIXELS * self.warps_m
+        elements = self.box.rows * self.segment + spare * self.work.lattices[2].out_step
+        return (up(elements * size - 16, 64) + 16) // size
 
     @property
     def tiles(self) -> tuple[int, int, int, int]:
@@ -109,9 +114,8 @@ class Tiling:
         steps = max(len(kind) for kind in self.layout.steps(self.slice_blocks))
         ring_at = buffers * self.slice_blocks * self.box.slots * 16
         offsets_at = ring_at + DEPTH * self.stage_bytes
-        # The table of offsets is read four times the block's threads at a time.
-        whole = up(self.box.fills, 4 * 32 * self.warps_m * self.layout.warps_n)
-        positions_at = offsets_at + whole * 4
+        # Tables for single pixels, to which the kernel falls back where an input is not aligned.
+        positions_at = offsets_at + self.box.fills * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
         stages_at = steps_at + steps * 8
         barriers_at = stages_at + MAX_STAGES * 8
@@ -140,7 +144,6 @@ class Tiling:
             "warps_m": self.warps_m,
             "warps_n": layout.warps_n,
             "copy": box.copy,
-            "channels_last": int(work.channels_last),
             "batch": work.batch,
             "groups": work.groups,
             "in_channels": work.in_channels,
@@ -240,14 +243,10 @@ def make_box(work: Work, size: tuple[int, int, int, int]) -> Box:
     shift = [low for low, _ in work.shifts]
     points = zip(size[1:], work.lattices, work.shifts, strict=True)
     fill = [(s - 1) * la.in_step + high - low + 1 for s, la, (low, high) in points]
-    copy = 0
-    if work.element_bytes == 2:  # pixels travel in pairs
-        single = width >= lattice_x.count
-        if work.in_size[2] % 2 == 0 and (single or width * lattice_x.in_step % 2 == 0):
-            copy = 1
-            fill[2] += shift[2] % 2
-            shift[2] -= shift[2] % 2
-        fill[2] = up(fill[2], 2)
+    steps = 0 if width >= lattice_x.count else width * lattice_x.in_step
+    copy = next(c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0)
+    fill[2] = up(fill[2] + shift[2] % copy, copy)
+    shift[2] -= shift[2] % copy
     lane = -(-fill[2] // lattice_x.in_step)
     row = lane * lattice_x.in_step
     pitch_y = congruent(row, lattice_y.in_step, width) if height > 1 and width % 8 else row

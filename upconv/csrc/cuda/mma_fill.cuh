@@ -6,37 +6,34 @@
 namespace upconv {
 
 constexpr int kMmaOutside = -1;
+constexpr uint16_t kMmaNowhere = 0xffff;
 
-// Lists where every pixel of the tile lies: in the input, relative to the tile's first image, and
-// in the tile. Once for all slices. Clears the tile: what lies outside the image stays zero.
+// Lists where every group of `copy` neighbouring pixels lies: in the input, relative to the tile's
+// first image, and in the tile. Once for all slices. Clears tiles at the image's edge: what lies
+// outside stays zero.
 __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& unit,
                                             const MmaShared& shared) {
-  const int count = p.tile_o * p.fill_z * p.fill_y * p.fill_x;
-  const int whole = (count + 4 * blockDim.x - 1) / (4 * blockDim.x) * (4 * blockDim.x);
-  const int channels = p.in_channels * p.groups;
-  for (int i = threadIdx.x; i < whole; i += blockDim.x) {
-    const int rows = quotient(i, p.by_fill_x), planes = quotient(rows, p.by_fill_y);
+  const int z0 = unit.z * p.in_step_z + p.shift_z, y0 = unit.y * p.in_step_y + p.shift_y;
+  const int x0 = unit.x * p.in_step_x + p.shift_x;
+  for (int i = threadIdx.x; i < p.items; i += blockDim.x) {
+    const int pixel = i * p.copy;
+    const int rows = quotient(pixel, p.by_fill_x), planes = quotient(rows, p.by_fill_y);
     const int image = quotient(planes, p.by_fill_z);
-    const int column = i - rows * p.fill_x, row = rows - planes * p.fill_y;
+    const int column = pixel - rows * p.fill_x, row = rows - planes * p.fill_y;
     const int depth = planes - image * p.fill_z, lane = quotient(column, p.by_in_step_x);
-    const int iz = unit.z * p.in_step_z + p.shift_z + depth;
-    const int iy = unit.y * p.in_step_y + p.shift_y + row;
-    const int ix = unit.x * p.in_step_x + p.shift_x + column;
-    const bool inside = i < count && unit.o + image < p.batch &&
-                        static_cast<unsigned>(iz) < p.in_d && static_cast<unsigned>(iy) < p.in_h &&
-                        static_cast<unsigned>(ix) < p.in_w;
-    const int pixel = (iz * p.in_h + iy) * p.in_w + ix;
-    const int area = p.in_d * p.in_h * p.in_w;
-    const int offset =
-        p.channels_last ? (image * area + pixel) * channels : image * channels * area + pixel;
-    shared.offsets[i] = inside ? offset : kMmaOutside;
-    if (i < count) {
-      shared.positions[i] =
-          static_cast<uint16_t>(image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
-                                (column - lane * p.in_step_x) * p.lane_x + lane);
-    }
+    const int iz = z0 + depth, iy = y0 + row, ix = x0 + column;
+    const bool inside = unit.o + image < p.batch && static_cast<unsigned>(iz) < p.in_d &&
+                        static_cast<unsigned>(iy) < p.in_h && static_cast<unsigned>(ix) < p.in_w;
+    const int at = (iz * p.in_h + iy) * p.in_w + ix;
+    const int images = image * p.in_channels * p.groups * p.in_d * p.in_h * p.in_w;
+    const int slot = image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
+                     (column - lane * p.in_step_x) * p.lane_x + lane;
+    shared.offsets[i] = inside ? images + at : kMmaOutside;
+    shared.positions[i] = inside ? static_cast<uint16_t>(slot) : kMmaNowhere;
   }
-  const int slots = (p.slices > 1 ? 2 : 1) * p.slice_blocks * p.plane;
+  const bool whole = z0 >= 0 && z0 + p.fill_z <= p.in_d && y0 >= 0 && y0 + p.fill_y <= p.in_h &&
+                     x0 >= 0 && x0 + p.fill_x <= p.in_w && unit.o + p.tile_o <= p.batch;
+  const int slots = whole ? 0 : (p.slices > 1 ? 2 : 1) * p.slice_blocks * p.plane;
   for (int i = threadIdx.x; i < slots; i += blockDim.x) {
     mma_ptx::store_shared(shared.tile + 16 * i, make_uint4(0, 0, 0, 0));
   }
@@ -46,53 +43,38 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
 // into registers, the block computes, then the thread puts them into the tile. Between the two lie
 // some thousand cycles, more than memory takes to answer.
 //
-// An item is one slot, or, of 16-bit types, two neighbouring pixels of a channel block: their
-// channels are read 32 bits at a time where rows are aligned (copy 1), else element by element. A
-// chunk holds 4, 2 or 1 items a thread: kSide channel blocks of the same pixel, so that one look
-// into the tables serves them all, times as many pixels.
+// An item is a channel block of `copy` pixels: each of its channels is one load of 1, 2 or 4
+// pixels. Items are numbered through all channel blocks of the slice; a chunk holds as many of each
+// thread as fit its registers.
 template <typename Operand>
 struct MmaFill {
   using Element = typename Operand::Element;
+  using Words = uint32_t[kMmaChunkWords];
   static constexpr int kE = Operand::kChannels;
   static constexpr bool kWide = sizeof(Element) == 4;
-  static constexpr int kItems = kWide ? 4 : 2;  // of a chunk, when read whole
+  static constexpr int kAhead = 4;  // chunks on their way at once, of the first slice
+  template <int kPixels>
+  static constexpr int kLoadWords = kWide ? kPixels : (kPixels + 1) / 2;
+  template <int kPixels>
+  static constexpr int kItems = kMmaChunkWords / (kE * kLoadWords<kPixels>);  // of a chunk
   const MmaParams& p;
   const MmaShared& shared;
   const Element* source;       // of the slice that is read
   const int64_t channel_step;  // elements from one channel to the next
-  const int items;             // of one channel block
-  const int side;              // channel blocks of a chunk
-  const int passes;            // over the channel blocks
   const int chunks;            // of one slice
   int left;                    // channels from the slice on
-  uint32_t v[kMmaChunkWords];
+  Words v;
 
   __device__ __forceinline__ MmaFill(const MmaParams& p, const MmaShared& shared,
                                      const MmaUnit& unit)
       : p(p),
         shared(shared),
         source(static_cast<const Element*>(p.x)),
-        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
-        items(p.tile_o * p.fill_z * p.fill_y * p.fill_x / (kWide ? 1 : 2)),
-        side(side_of(p)),
-        passes(p.slice_blocks / side),
-        chunks(passes * ((items + reach() - 1) / reach())),
+        channel_step(static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
+        chunks(p.chunks_a_slice),
         left(p.in_channels) {
-    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
-    source += static_cast<int64_t>(unit.o) * p.groups * p.in_channels * area;
-    source += unit.group * p.in_channels * channel_step;
-  }
-
-  // Divides the channel blocks of a slice.
-  __device__ __forceinline__ int side_of(const MmaParams& p) const {
-    if (single() || p.slice_blocks % 2) return 1;
-    return kWide && p.slice_blocks % 4 == 0 ? 4 : 2;
-  }
-  // 16-bit elements one by one fill all registers with a single item.
-  __device__ __forceinline__ bool single() const { return !kWide && p.copy == 0; }
-  // Items of a channel block that one chunk covers.
-  __device__ __forceinline__ int reach() const {
-    return (single() ? 1 : kItems / side) * blockDim.x;
+    const int64_t before = static_cast<int64_t>(unit.o) * p.groups + unit.group;
+    source += before * p.in_channels * channel_step;
   }
 
   __device__ __forceinline__ void next_slice() {
@@ -100,118 +82,128 @@ struct MmaFill {
     left -= p.slice_blocks * kE;
   }
 
-  static __device__ __forceinline__ uint32_t read32(const Element* at) {
-    return __ldg(reinterpret_cast<const uint32_t*>(at));
-  }
-  static __device__ __forceinline__ uint32_t read16(const Element* at) {
-    return __ldg(reinterpret_cast<const unsigned short*>(at));
+  template <int kPixels>
+  static __device__ __forceinline__ void load(const Element* at, uint32_t* to) {
+    if constexpr (kLoadWords<kPixels> == 4) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(at));
+      to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+    } else if constexpr (kLoadWords<kPixels> == 2) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(at));
+      to[0] = words.x, to[1] = words.y;
+    } else if constexpr (kWide || kPixels == 2) {
+      to[0] = __ldg(reinterpret_cast<const uint32_t*>(at));
+    } else {
+      to[0] = __ldg(reinterpret_cast<const unsigned short*>(at));
+    }
   }
 
   // Channels of one item; `channels` of them exist.
-  template <int k>
-  __device__ __forceinline__ void read_item(const Element* from, int channels) {
+  template <int kPixels>
+  __device__ __forceinline__ void read_item(const Element* from, int channels, uint32_t* to) const {
+    constexpr int kWords = kLoadWords<kPixels>;
     if (channels >= kE) {
 #pragma unroll
-      for (int c = 0; c < kE; ++c, from += channel_step) v[k * kE + c] = read32(from);
+      for (int c = 0; c < kE; ++c, from += channel_step) load<kPixels>(from, to + c * kWords);
     } else {
 #pragma unroll
       for (int c = 0; c < kE; ++c, from += channel_step) {
-        v[k * kE + c] = 0;
-        if (c < channels) v[k * kE + c] = read32(from);
-      }
-    }
-  }
-
-  template <int kSide, int k = 0>
-  __device__ __forceinline__ void read_items(const Element* from, int item, int channels) {
-    if constexpr (k < kItems) {
-      const int offset = shared.offsets[(item + k / kSide * blockDim.x) * (kWide ? 1 : 2)];
-      if (offset != kMmaOutside) {
-        read_item<k>(from + k % kSide * kE * channel_step + offset, channels - k % kSide * kE);
-      }
-      read_items<kSide, k + 1>(from, item, channels);
-    }
-  }
-
-  template <int kSide, int k = 0>
-  __device__ __forceinline__ void put_items(uint32_t slots, int item) const {
-    if constexpr (k < kItems) {
-      const int at = item + k / kSide * blockDim.x;
-      const uint32_t to = slots + k % kSide * p.plane * 16;
-      if (shared.offsets[at * (kWide ? 1 : 2)] != kMmaOutside) {
-        if constexpr (kWide) {
-          const uint4 words = make_uint4(v[4 * k], v[4 * k + 1], v[4 * k + 2], v[4 * k + 3]);
-          mma_ptx::store_shared(to + shared.positions[at] * 16, Operand::prepare(words));
-        } else {
-          uint32_t one[4], two[4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            one[i] = __byte_perm(v[8 * k + 2 * i], v[8 * k + 2 * i + 1], 0x5410);
-            two[i] = __byte_perm(v[8 * k + 2 * i], v[8 * k + 2 * i + 1], 0x7632);
+        for (int i = 0; i < kWords; ++i) to[c * kWords + i] = 0;
+        if (c < channels) load<kPixels>(from, to + c * kWords);
+      }
+    }
+  }
+
+  template <int kPixels>
+  __device__ __forceinline__ void read(int chunk, Words& to) const {
+#pragma unroll
+    for (int k = 0; k < kItems<kPixels>; ++k) {
+      const int item = (chunk * kItems<kPixels> + k) * blockDim.x + threadIdx.x;
+      if (item >= p.slice_items) continue;
+      const int block = quotient(item, p.by_items);
+      const int offset = shared.offsets[item - block * p.items];
+      if (offset == kMmaOutside) continue;
+      read_item<kPixels>(source + block * kE * channel_step + offset, left - block * kE,
+                         to + k * kE * kLoadWords<kPixels>);
+    }
+  }
+
+  // Slots from an item's first pixel to another of it; input steps are 1, 2 or 4.
+  __device__ __forceinline__ int beside(int pixel) const {
+    if (p.in_step_x == 1) return pixel;
+    return p.in_step_x == 2 ? pixel % 2 * p.lane_x + pixel / 2 : pixel * p.lane_x;
+  }
+
+  template <int kPixels>
+  __device__ __forceinline__ void put(uint32_t tile, int chunk, const Words& from) const {
+    constexpr int kWords = kLoadWords<kPixels>;
+#pragma unroll
+    for (int k = 0; k < kItems<kPixels>; ++k) {
+      const int item = (chunk * kItems<kPixels> + k) * blockDim.x + threadIdx.x;
+      if (item >= p.slice_items) continue;
+      const int block = quotient(item, p.by_items);
+      const uint16_t position = shared.positions[item - block * p.items];
+      if (position == kMmaNowhere) continue;
+      const uint32_t to = tile + 16 * (block * p.plane + position);
+      const uint32_t* words = from + k * kE * kWords;
+#pragma unroll
+      for (int pixel = 0; pixel < kPixels; ++pixel) {
+        uint32_t slot[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (kWide) {
+            slot[i] = words[i * kWords + pixel];
+          } else {
+            const int c = 2 * i * kWords + pixel / 2;
+            slot[i] = __byte_perm(words[c], words[c + kWords], pixel % 2 ? 0x7632 : 0x5410);
           }
-          put_two(to, at, one, two);
         }
+        mma_ptx::store_shared(to + 16 * beside(pixel),
+                              Operand::prepare(make_uint4(slot[0], slot[1], slot[2], slot[3])));
       }
-      put_items<kSide, k + 1>(slots, item);
     }
-  }
-
-  __device__ __forceinline__ void put_two(uint32_t to, int item, const uint32_t (&one)[4],
-                                          const uint32_t (&two)[4]) const {
-    const uint32_t at = reinterpret_cast<const uint32_t*>(shared.positions)[item];
-    mma_ptx::store_shared(to + (at & 0xffff) * 16, make_uint4(one[0], one[1], one[2], one[3]));
-    mma_ptx::store_shared(to + (at >> 16) * 16, make_uint4(two[0], two[1], two[2], two[3]));
-  }
-
-  __device__ __forceinline__ void read_single(const Element* from, int item, int channels) {
-    const int one = shared.offsets[2 * item], two = shared.offsets[2 * item + 1];
-#pragma unroll
-    for (int c = 0; c < 8; ++c, from += channel_step) {
-      v[c] = v[8 + c % 8] = 0;
-      if (c < channels && one != kMmaOutside) v[c] = read16(from + one);
-      if (c < channels && two != kMmaOutside) v[8 + c % 8] = read16(from + two);
-    }
-  }
-  __device__ __forceinline__ void put_single(uint32_t to, int item) const {
-    uint32_t one[4], two[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      one[i] = v[2 * i] | v[2 * i + 1] << 16;
-      two[i] = v[8 + 2 * i] | v[9 + 2 * i] << 16;
-    }
-    if (item < items) put_two(to, item, one, two);
   }
 
   __device__ __forceinline__ void read(int chunk) {
-    const int part = passes == 1 ? chunk : chunk / passes;
-    const int block = (chunk - part * passes) * side;
-    const int item = part * reach() + static_cast<int>(threadIdx.x);
-    const Element* from = source + block * kE * channel_step;
-    const int channels = left - block * kE;
-    if (single()) {
-      if constexpr (!kWide) read_single(from, item, channels);
-    } else if (side == 1) {
-      read_items<1>(from, item, channels);
-    } else if (!kWide || side == 2) {
-      read_items<2>(from, item, channels);
+    if (p.copy == 4) {
+      read<4>(chunk, v);
+    } else if (p.copy == 2) {
+      read<2>(chunk, v);
     } else {
-      read_items<4>(from, item, channels);
+      read<1>(chunk, v);
     }
   }
 
   __device__ __forceinline__ void put(uint32_t tile, int chunk) const {
-    const int part = passes == 1 ? chunk : chunk / passes;
-    const int block = (chunk - part * passes) * side;
-    const int item = part * reach() + static_cast<int>(threadIdx.x);
-    const uint32_t slots = tile + block * p.plane * 16;
-    if (single()) {
-      if constexpr (!kWide) put_single(slots, item);
-    } else if (side == 1) {
-      put_items<1>(slots, item);
-    } else if (!kWide || side == 2) {
-      put_items<2>(slots, item);
+    if (p.copy == 4) {
+      put<4>(tile, chunk, v);
+    } else if (p.copy == 2) {
+      put<2>(tile, chunk, v);
     } else {
-      put_items<4>(slots, item);
+      put<1>(tile, chunk, v);
+    }
+  }
+
+  // The first slice, which nothing hides: several chunks on their way at once, in the registers
+  // that the sums take later.
+  template <int kPixels>
+  __device__ __forceinline__ void first_slice() const {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk += kAhead) {
+      Words words[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) read<kPixels>(chunk + i, words[i]);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) put<kPixels>(shared.tile, chunk + i, words[i]);
+    }
+  }
+  __device__ __forceinline__ void first_slice() const {
+    if (p.copy == 4) {
+      first_slice<4>();
+    } else if (p.copy == 2) {
+      first_slice<2>();
+    } else {
+      first_slice<1>();
     }
   }
 };

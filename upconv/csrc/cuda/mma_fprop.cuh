@@ -301,10 +301,6 @@ struct MmaLoop {
 
   __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill, MmaRing& ring) const {
     const uint32_t lane = threadIdx.x % 32 * (4 * Operand::kWords);
-    for (int c = 0; c < fill.chunks; ++c) {
-      fill.read(c);
-      fill.put(shared.tile, c);
-    }
     const uint32_t buffer = p.slice_blocks * p.plane * 16;
     const int share = (fill.chunks + stages - 1) / stages;  // chunks of one stage
 #pragma unroll 1
@@ -345,9 +341,7 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
   const MmaUnit unit(p);
   const MmaKind& kind = p.kind[unit.kind];
   float d[kMmaFragments][Operand::kTiles][4];
-  const MmaStore<Operand> store(p, shared, unit);
   if (kind.step_end > kind.step_begin) {
-    store.begin(d);
     MmaStep* steps = reinterpret_cast<MmaStep*>(memory + p.steps_at);
     MmaStage* stages = reinterpret_cast<MmaStage*>(memory + p.stages_at);
     for (int i = threadIdx.x; i < kind.step_end - kind.step_begin; i += blockDim.x) {
@@ -360,13 +354,17 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
     __syncthreads();
     MmaRing ring(p, unit, kMmaTileBytes<Operand>);
     for (int i = 0; i < kMmaDepth - 1; ++i) ring.start(p, shared, i);
+    float bias[2][Operand::kTiles];
+    MmaStore<Operand>(p, shared, unit).read_bias(bias);
     list_pixels(p, unit, shared);
     __syncthreads();
     MmaFill<Operand> fill(p, shared, unit);
+    fill.first_slice();
+    MmaStore<Operand>::begin(d, bias);
     MmaLoop<Operand>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
   }
-  store.run(d);
+  MmaStore<Operand>(p, shared, unit).run(d);
 }
 
 // --- Weight packing --------------------------------------------------------------------------

@@ -19,6 +19,19 @@ static MmaDivisor divisor_of(int divisor) {
   return result;
 }
 
+// Sets how many pixels are read at a time. Words of an item: 4 channels of 32 bits, 8 of 16.
+static void read_by(int pixels, MmaParams* params) {
+  MmaParams& p = *params;
+  const bool wide = p.operand == 0 || p.operand == 3;
+  const int words = wide ? 4 * pixels : 8 * ((pixels + 1) / 2);
+  const int each = kMmaChunkWords / words * 32 * p.warps_m * p.warps_n;
+  p.copy = pixels;
+  p.items = p.tile_o * p.fill_z * p.fill_y * p.fill_x / pixels;
+  p.slice_items = p.slice_blocks * p.items;
+  p.chunks_a_slice = (p.slice_items + each - 1) / each;
+  p.by_items = divisor_of(p.items);
+}
+
 bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   MmaParams& p = plan->params;
   int64_t at = 0;
@@ -39,6 +52,8 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     if (divisors[i] < 1) return false;
     *by[i] = divisor_of(divisors[i]);
   }
+  if (p.copy != 1 && p.copy != 2 && p.copy != 4) return false;
+  read_by(p.copy, &p);
   for (int i = 0; i < p.kinds; ++i) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
@@ -91,9 +106,10 @@ cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cuda
 
 cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
   MmaParams params = planned;
-  // Inputs at odd storage offsets are read element by element.
-  const int alignment = params.copy == 2 ? 16 : params.copy == 1 ? 4 : 1;
-  if (reinterpret_cast<uintptr_t>(params.x) % alignment != 0) params.copy = 0;
+  // Inputs at odd storage offsets are read pixel by pixel.
+  const int element = params.operand == 0 || params.operand == 3 ? 4 : 2;
+  const int group = params.copy * element;
+  if (reinterpret_cast<uintptr_t>(params.x) % group != 0) read_by(1, &params);
 #define UPCONV_TRY(index, name) \
   if (params.operand == index) return mma_fprop_##name(params, stream);
   UPCONV_OPERANDS(UPCONV_TRY)

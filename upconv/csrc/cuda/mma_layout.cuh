@@ -17,7 +17,6 @@ namespace upconv {
 constexpr int kMmaFragments = 4;                    // m16 fragments of a warp
 constexpr int kMmaWarpPixels = 16 * kMmaFragments;  // pixels of a warp
 constexpr int kMmaMaxThreads = 256;                 // 255 registers each, one or two blocks
-constexpr int kMmaChunkWords = 16;                  // registers of a thread for input on its way
 
 // An operand type: what a slot holds, how many column tiles of 8 a warp has, and how a fragment of
 // pixels meets a fragment of weights.
@@ -44,6 +43,10 @@ struct MmaTf32 {
   }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
+  static __device__ __forceinline__ void store_two(uint32_t to, uint32_t other, float v, float w) {
+    mma_ptx::store_shared(to, __float_as_uint(v));
+    mma_ptx::store_shared(other, __float_as_uint(w));
+  }
 };
 
 struct MmaBf16 {
@@ -58,6 +61,12 @@ struct MmaBf16 {
   }
   static __device__ __forceinline__ float to_float(Element v) { return __bfloat162float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2bfloat16(v); }
+  static __device__ __forceinline__ void store_two(uint32_t to, uint32_t other, float v, float w) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(v, w);
+    const uint32_t word = reinterpret_cast<const uint32_t&>(both);
+    mma_ptx::store_shared(to, static_cast<uint16_t>(word));
+    mma_ptx::store_shared(other, static_cast<uint16_t>(word >> 16));
+  }
 };
 
 struct MmaFp16 {
@@ -72,6 +81,12 @@ struct MmaFp16 {
   }
   static __device__ __forceinline__ float to_float(Element v) { return __half2float(v); }
   static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
+  static __device__ __forceinline__ void store_two(uint32_t to, uint32_t other, float v, float w) {
+    const __half2 both = __floats2half2_rn(v, w);
+    const uint32_t word = reinterpret_cast<const uint32_t&>(both);
+    mma_ptx::store_shared(to, static_cast<uint16_t>(word));
+    mma_ptx::store_shared(other, static_cast<uint16_t>(word >> 16));
+  }
 };
 
 // float32 as the sum of two TF32 numbers; of the four products of two such sums
@@ -102,6 +117,10 @@ struct MmaSplit {
   }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
+  static __device__ __forceinline__ void store_two(uint32_t to, uint32_t other, float v, float w) {
+    mma_ptx::store_shared(to, __float_as_uint(v));
+    mma_ptx::store_shared(other, __float_as_uint(w));
+  }
 };
 
 template <typename Operand>

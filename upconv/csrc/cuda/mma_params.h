@@ -13,6 +13,7 @@ constexpr int kMmaMaxSteps = 1024;  // steps of one slice, over all kinds
 constexpr int kMmaMaxStages = 256;  // weight stages of one slice, over all kinds
 constexpr int kMmaMaxTaps = 2048;   // (shift, phase) entries, over all kinds
 constexpr int kMmaDepth = 3;        // ring of weight stages
+constexpr int kMmaChunkWords = 16;  // registers of a thread for input on its way
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + shift. A slot is 16 bytes of shared memory: the channels of one channel
@@ -21,8 +22,7 @@ constexpr int kMmaDepth = 3;        // ring of weight stages
   X(operand) /* 0 TF32, 1 BF16, 2 FP16, 3 float32 by three TF32 products */                  \
   X(warps_m) /* warps along the pixels, 64 of them each */                                   \
   X(warps_n) /* warps along the columns */                                                   \
-  X(copy)    /* input reads: 0 element by element, 1 two pixels, 2 sixteen bytes */          \
-  X(channels_last)                                                                           \
+  X(copy)    /* neighbouring pixels of the input that are read at a time: 1, 2 or 4 */       \
   X(batch)                                                                                   \
   X(groups)                                                                                  \
   X(in_channels)                                                                             \
@@ -132,6 +132,10 @@ struct MmaParams {
   // Made from the above when the plan is read.
   MmaDivisor by_kinds, by_chunks, by_groups, by_tiles_x, by_tiles_y, by_tiles_z;
   MmaDivisor by_tile_x, by_tile_y, by_tile_z, by_fill_x, by_fill_y, by_fill_z, by_in_step_x;
+  int items;           // groups of `copy` pixels that a tile reads,
+  int slice_items;     // times the channel blocks of a slice,
+  int chunks_a_slice;  // and how often the block's threads go through them
+  MmaDivisor by_items;
   MmaKind kind[kMmaMaxKinds];
   MmaRow row[kMmaMaxRows];
   int phase_base[kMmaMaxPhases];  // staging element of the phase's first output

@@ -74,6 +74,14 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint16_t v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+}
+
 __device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&v)[2]) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                : "=r"(v[0]), "=r"(v[1])

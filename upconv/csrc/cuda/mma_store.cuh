@@ -41,19 +41,24 @@ struct MmaStore {
     return Operand::to_float(static_cast<const Element*>(p.bias)[index]);
   }
 
-  // Sums begin at the bias: its loads are long back when the fill is.
-  __device__ __forceinline__ void begin(float (&d)[kMmaFragments][kTiles][4]) const {
+  // Sums begin at the bias. It is read before the fill and not looked at until after it.
+  __device__ __forceinline__ void read_bias(float (&to)[2][kTiles]) const {
     const int warp_n = threadIdx.x / 32 / p.warps_m, end = MmaColumn::end(p, warp_n);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       MmaColumn column = first_column(warp_n, h);
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j, column.next(p, end)) {
-        const float value = bias(column.channel);
-#pragma unroll
-        for (int i = 0; i < kMmaFragments; ++i) d[i][j][h] = d[i][j][2 + h] = value;
-      }
+      for (int j = 0; j < kTiles; ++j, column.next(p, end)) to[h][j] = bias(column.channel);
     }
+  }
+  static __device__ __forceinline__ void begin(float (&d)[kMmaFragments][kTiles][4],
+                                               const float (&bias)[2][kTiles]) {
+#pragma unroll
+    for (int i = 0; i < kMmaFragments; ++i)
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int k = 0; k < 4; ++k) d[i][j][k] = bias[k % 2][j];
   }
 
   // Of a lane's two in the warp's first tile.
@@ -82,20 +87,23 @@ struct MmaStore {
     }
   }
 
-  // A lane has 2 columns of each tile for 2 pixels of each fragment.
+  // A lane has 2 columns of each tile for 2 pixels of each fragment. Points past the tile's end lie
+  // down behind its last row, where nobody looks.
   __device__ __forceinline__ void stage(const float (&d)[kMmaFragments][kTiles][4]) const {
+    constexpr int kBytes = static_cast<int>(sizeof(Element));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp % p.warps_m, warp_n = warp / p.warps_m;
     const int pixels = tile_rows * p.tile_x;
     const int phases = kind.phase_end - kind.phase_begin;
-    int place[kMmaFragments][2];
+    uint32_t place[kMmaFragments][2];
 #pragma unroll
     for (int i = 0; i < kMmaFragments; ++i)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int m = warp_m * kMmaWarpPixels + i * 16 + h * 8 + lane / 4;
+      for (int v = 0; v < 2; ++v) {
+        const int m = warp_m * kMmaWarpPixels + i * 16 + v * 8 + lane / 4;
         const int row = quotient(m, p.by_tile_x), x = m - row * p.tile_x;
-        place[i][h] = m < pixels ? row * p.segment + x * p.out_step_x : -1;
+        const int at = m < pixels ? row * p.segment + x * p.out_step_x : tile_rows * p.segment;
+        place[i][v] = shared.tile + at * kBytes;
       }
     const int end = MmaColumn::end(p, warp_n);
 #pragma unroll
@@ -104,14 +112,12 @@ struct MmaStore {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j, column.next(p, end)) {
         if (column.phase >= phases || column.channel >= channels) continue;
-        Element* to = staging + p.phase_base[kind.phase_begin + column.phase] +
-                      column.channel * p.channel_pitch;
+        const uint32_t to = kBytes * (p.phase_base[kind.phase_begin + column.phase] +
+                                      column.channel * p.channel_pitch);
 #pragma unroll
-        for (int i = 0; i < kMmaFragments; ++i)
-#pragma unroll
-          for (int v = 0; v < 2; ++v) {
-            if (place[i][v] >= 0) to[place[i][v]] = Operand::from_float(d[i][j][2 * v + h]);
-          }
+        for (int i = 0; i < kMmaFragments; ++i) {
+          Operand::store_two(place[i][0] + to, place[i][1] + to, d[i][j][h], d[i][j][2 + h]);
+        }
       }
     }
   }
