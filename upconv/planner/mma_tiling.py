@@ -26,6 +26,8 @@ MAX_WARPS = 8
 WARPS_M = (8, 4, 2, 1)
 STAGE_BYTES = (16384, 8192)
 """Weights of one stage, for one warp along the columns; twice that for more."""
+SLOT_INSTRUCTIONS = {4: {4: 17, 2: 21, 1: 29}, 2: {4: 15, 2: 23, 1: 39}}
+"""To bring one slot, by bytes of an element and pixels that are read at a time."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -119,11 +121,14 @@ class Tiling:
         steps_at = up(positions_at + self.box.fills * 2, 8)
         stages_at = steps_at + steps * 8
         barriers_at = stages_at + MAX_STAGES * 8
-        main = barriers_at + DEPTH * 8
+        bias_at = barriers_at + DEPTH * 8
+        main = bias_at + self.layout.chunk * 4
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
         # Rows without taps take 16 bytes of bias for each channel.
         line = max(staged * self.channel_pitch * self.work.element_bytes, 16)
         rows_at = up(self.layout.chunk * line, 16)
+        phases_at = max(main, rows_at + 3 * 4 * self.box.rows)
+        phases = max(len(kind.phases) for kind in self.layout.kinds)
         return {
             "ring_at": ring_at,
             "offsets_at": offsets_at,
@@ -131,8 +136,10 @@ class Tiling:
             "steps_at": steps_at,
             "stages_at": stages_at,
             "barriers_at": barriers_at,
+            "bias_at": bias_at,
             "rows_at": rows_at,
-            "shared_bytes": max(main, rows_at + 3 * 4 * self.box.rows),
+            "phases_at": phases_at,
+            "shared_bytes": phases_at + 4 * phases,
         }
 
     def fields(self) -> dict[str, int]:
@@ -244,8 +251,10 @@ def make_box(work: Work, size: tuple[int, int, int, int]) -> Box:
     points = zip(size[1:], work.lattices, work.shifts, strict=True)
     fill = [(s - 1) * la.in_step + high - low + 1 for s, la, (low, high) in points]
     steps = 0 if width >= lattice_x.count else width * lattice_x.in_step
-    copy = next(c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0)
-    fill[2] = up(fill[2] + shift[2] % copy, copy)
+    every = [c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0]
+    widths = {c: up(fill[2] + shift[2] % c, c) for c in every}
+    copy = min(every, key=lambda c: widths[c] * SLOT_INSTRUCTIONS[work.element_bytes][c])
+    fill[2] = widths[copy]
     shift[2] -= shift[2] % copy
     lane = -(-fill[2] // lattice_x.in_step)
     row = lane * lattice_x.in_step

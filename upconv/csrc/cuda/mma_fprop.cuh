@@ -354,13 +354,12 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
     __syncthreads();
     MmaRing ring(p, unit, kMmaTileBytes<Operand>);
     for (int i = 0; i < kMmaDepth - 1; ++i) ring.start(p, shared, i);
-    float bias[2][Operand::kTiles];
-    MmaStore<Operand>(p, shared, unit).read_bias(bias);
+    MmaStore<Operand>(p, shared, unit).list_columns();
     list_pixels(p, unit, shared);
     __syncthreads();
     MmaFill<Operand> fill(p, shared, unit);
     fill.first_slice();
-    MmaStore<Operand>::begin(d, bias);
+    MmaStore<Operand>(p, shared, unit).begin(d);
     MmaLoop<Operand>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
   }

@@ -42,15 +42,19 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   if (p.kinds > kMmaMaxKinds || p.rows > kMmaMaxRows || p.phases > kMmaMaxPhases ||
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
-  const int divisors[] = {p.kinds,  p.chunks, p.groups, p.tiles_x, p.tiles_y, p.tiles_z,  p.tile_x,
-                          p.tile_y, p.tile_z, p.fill_x, p.fill_y,  p.fill_z,  p.in_step_x};
-  MmaDivisor* const by[] = {&p.by_kinds,    &p.by_chunks,  &p.by_groups, &p.by_tiles_x,
-                            &p.by_tiles_y,  &p.by_tiles_z, &p.by_tile_x, &p.by_tile_y,
-                            &p.by_tile_z,   &p.by_fill_x,  &p.by_fill_y, &p.by_fill_z,
-                            &p.by_in_step_x};
-  for (int i = 0; i < 13; ++i) {
-    if (divisors[i] < 1) return false;
-    *by[i] = divisor_of(divisors[i]);
+  const struct {
+    int divisor;
+    MmaDivisor* by;
+  } divisors[] = {{p.kinds, &p.by_kinds},         {p.chunks, &p.by_chunks},
+                  {p.groups, &p.by_groups},       {p.tiles_x, &p.by_tiles_x},
+                  {p.tiles_y, &p.by_tiles_y},     {p.tiles_z, &p.by_tiles_z},
+                  {p.tile_x, &p.by_tile_x},       {p.tile_y, &p.by_tile_y},
+                  {p.tile_z, &p.by_tile_z},       {p.fill_x, &p.by_fill_x},
+                  {p.fill_y, &p.by_fill_y},       {p.fill_z, &p.by_fill_z},
+                  {p.in_step_x, &p.by_in_step_x}, {p.phase_columns, &p.by_phase_columns}};
+  for (const auto& each : divisors) {
+    if (each.divisor < 1) return false;
+    *each.by = divisor_of(each.divisor);
   }
   if (p.copy != 1 && p.copy != 2 && p.copy != 4) return false;
   read_by(p.copy, &p);

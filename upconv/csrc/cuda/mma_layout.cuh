@@ -129,13 +129,15 @@ constexpr int kMmaTileBytes = 32 * 4 * Operand::kWords;  // weights of 8 columns
 // --- Shared memory ---------------------------------------------------------------------------
 
 // Main loop: [tile, twice where there are several slices][weight ring][tables]. Epilogue, over the
-// same bytes: [staging][table of output rows].
+// same bytes: [staging][table of output rows]. Behind both: [phases].
 struct MmaShared {
   unsigned char* memory;
   uint32_t tile, ring, steps, stages, barriers;
   int* offsets;
   uint16_t* positions;
-  int* rows;  // [3][rows of the tile]: image or -1, output plane and row of phase 0
+  float* bias;  // of the chunk's channels
+  int* phases;  // phase_base of the kind
+  int* rows;    // [3][rows of the tile]: image or -1, output plane and row of phase 0
 
   __device__ __forceinline__ MmaShared(const MmaParams& p, unsigned char* memory)
       : memory(memory),
@@ -146,6 +148,8 @@ struct MmaShared {
         barriers(tile + p.barriers_at),
         offsets(reinterpret_cast<int*>(memory + p.offsets_at)),
         positions(reinterpret_cast<uint16_t*>(memory + p.positions_at)),
+        bias(reinterpret_cast<float*>(memory + p.bias_at)),
+        phases(reinterpret_cast<int*>(memory + p.phases_at)),
         rows(reinterpret_cast<int*>(memory + p.rows_at)) {}
 };
 
@@ -163,7 +167,10 @@ struct MmaColumn {
   // The same column of the warp's next tile; `end` is past the channels that the warp has.
   __device__ __forceinline__ void next(const MmaParams& p, int end) {
     channel += 8;
-    while (channel >= end) channel -= p.phase_columns, ++phase;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // a phase has at least 4 channels
+      if (channel >= end) channel -= p.phase_columns, ++phase;
+    }
   }
   static __device__ __forceinline__ int end(const MmaParams& p, int warp_n) {
     return (p.spread ? warp_n + 1 : 1) * p.phase_columns;
@@ -173,7 +180,7 @@ struct MmaColumn {
   static __device__ __forceinline__ MmaColumn of(const MmaParams& p, int column) {
     const int warp = p.spread ? column / (8 * Operand::kTiles) : 0;
     const int rest = column - warp * (8 * Operand::kTiles);
-    const int phase = rest / p.phase_columns;
+    const int phase = quotient(rest, p.by_phase_columns);
     return {phase, warp * p.phase_columns + rest - phase * p.phase_columns};
   }
 };

@@ -66,8 +66,10 @@ constexpr int kMmaChunkWords = 16;  // registers of a thread for input on its wa
   X(positions_at) /* table of their slots, */                                                \
   X(steps_at)     /* steps of the kind, */                                                   \
   X(stages_at)    /* its stages, */                                                          \
-  X(barriers_at)  /* one barrier for each place of the ring; */                              \
-  X(rows_at)      /* table of output rows, after the staging memory */                       \
+  X(barriers_at)  /* one barrier for each place of the ring, */                              \
+  X(bias_at)      /* bias of the chunk's channels; */                                        \
+  X(rows_at)      /* table of output rows, after the staging memory; */                      \
+  X(phases_at)    /* where the kind's phases begin in the staging memory, after it all */    \
   X(shared_bytes)                                                                            \
   X(chunk) /* output channels of one block */                                                \
   X(chunks)                                                                                  \
@@ -132,6 +134,7 @@ struct MmaParams {
   // Made from the above when the plan is read.
   MmaDivisor by_kinds, by_chunks, by_groups, by_tiles_x, by_tiles_y, by_tiles_z;
   MmaDivisor by_tile_x, by_tile_y, by_tile_z, by_fill_x, by_fill_y, by_fill_z, by_in_step_x;
+  MmaDivisor by_phase_columns;
   int items;           // groups of `copy` pixels that a tile reads,
   int slice_items;     // times the channel blocks of a slice,
   int chunks_a_slice;  // and how often the block's threads go through them

@@ -41,24 +41,27 @@ struct MmaStore {
     return Operand::to_float(static_cast<const Element*>(p.bias)[index]);
   }
 
-  // Sums begin at the bias. It is read before the fill and not looked at until after it.
-  __device__ __forceinline__ void read_bias(float (&to)[2][kTiles]) const {
+  // What a column needs, in shared memory: parameters that lie apart take some 100 cycles each.
+  __device__ __forceinline__ void list_columns() const {
+    for (int c = threadIdx.x; c < p.chunk; c += blockDim.x) shared.bias[c] = bias(c);
+    for (int i = threadIdx.x; i < kind.phase_end - kind.phase_begin; i += blockDim.x) {
+      shared.phases[i] = p.phase_base[kind.phase_begin + i];
+    }
+  }
+
+  // Sums begin at the bias.
+  __device__ __forceinline__ void begin(float (&d)[kMmaFragments][kTiles][4]) const {
     const int warp_n = threadIdx.x / 32 / p.warps_m, end = MmaColumn::end(p, warp_n);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       MmaColumn column = first_column(warp_n, h);
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j, column.next(p, end)) to[h][j] = bias(column.channel);
+      for (int j = 0; j < kTiles; ++j, column.next(p, end)) {
+        const float value = shared.bias[min(column.channel, p.chunk - 1)];
+#pragma unroll
+        for (int i = 0; i < kMmaFragments; ++i) d[i][j][h] = d[i][j][2 + h] = value;
+      }
     }
-  }
-  static __device__ __forceinline__ void begin(float (&d)[kMmaFragments][kTiles][4],
-                                               const float (&bias)[2][kTiles]) {
-#pragma unroll
-    for (int i = 0; i < kMmaFragments; ++i)
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j)
-#pragma unroll
-        for (int k = 0; k < 4; ++k) d[i][j][k] = bias[k % 2][j];
   }
 
   // Of a lane's two in the warp's first tile.
@@ -112,8 +115,8 @@ struct MmaStore {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j, column.next(p, end)) {
         if (column.phase >= phases || column.channel >= channels) continue;
-        const uint32_t to = kBytes * (p.phase_base[kind.phase_begin + column.phase] +
-                                      column.channel * p.channel_pitch);
+        const uint32_t to =
+            kBytes * (shared.phases[column.phase] + column.channel * p.channel_pitch);
 #pragma unroll
         for (int i = 0; i < kMmaFragments; ++i) {
           Operand::store_two(place[i][0] + to, place[i][1] + to, d[i][j][h], d[i][j][2 + h]);
