@@ -386,15 +386,17 @@ def block_work(
     warps = warps_m * layout.warps_n
     times = 3 if work.operand == SPLIT else 1
     products = each * total.tiles * warps_m * times
+    instructions = SLOT_INSTRUCTIONS[work.element_bytes]
     return BlockWork(
         products=products,
         mixed=each * total.mixed * warps_m * times,
         split=products if work.operand == SPLIT else 0.0,
         pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
-        filled=each * total.filling * depth * box.fills,
+        filled=each * total.filling * depth * box.fills * instructions[box.copy],
         stages=(each * total.stages + 1) * warps,
         stored=outputs * work.element_bytes,
         runs=outputs / (box.size[3] * span),
+        starts=float(warps),
     )
 
 
@@ -448,6 +450,6 @@ def timed(
     sizes = [lattice.size for lattice in work.lattices]
     traffic = work.in_channels * prod(work.in_size) + work.out_channels * prod(sizes)
     traffic *= work.batch * work.groups * work.element_bytes
-    warps *= max(resident, 1)
-    cycles = problem_cycles(tiling.block, blocks, warps, traffic, hardware)
+    shape = (warps, max(resident, 1))
+    cycles = problem_cycles(tiling.block, blocks, shape, traffic, hardware)
     return replace(tiling, cycles=cycles)

@@ -222,7 +222,7 @@ inline CudaKernel::Prepared read_direct(const CallSizes& call, const std::vector
       plan->out_channels * call.groups == call.out_channels && plan->in_d == call.in[0] &&
       plan->in_h == call.in[1] && plan->in_w == call.in[2] && plan->out_d == call.out[0] &&
       plan->out_h == call.out[1] && plan->out_w == call.out[2] &&
-      plan->weight_out == call.kernel[0] * call.kernel[1] * call.kernel[2];
+      call.weight_strides(plan->weight_in, plan->weight_out);
   if (!fits) return nullptr;
   return plan;
 }
