@@ -116,7 +116,11 @@ class Tiling:
 
     @property
     def plane(self) -> int:
-        return prod(self.extent)
+        """Positions of one residue of the input steps. Where there are several of a row, a warp
+        writes to all of their planes at once, which lie so that the banks differ."""
+        step = self.convolution.axes[2].in_step
+        positions = prod(self.extent)
+        return positions if step == 1 else positions + (-(-32 // step) - positions) % 32
 
     def offset(self, shift: tuple[int, int, int]) -> int:
         """Where a point finds its input, from the point's own position."""
@@ -238,7 +242,7 @@ class Tiling:
         warps = self.warps // self.row_warps
         sets = len(shape.kinds) * shape.channel_blocks
         tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
-        positions = self.plane * prod(axis.in_step for axis in convolution.axes)
+        positions = prod(self.extent) * prod(axis.in_step for axis in convolution.axes)
         each = 7 if self.sum_bytes == self.element_bytes else 10
         copy = 40 * self.chunks + each * convolution.in_channels
         reuse = self.repeats if self.chunk >= convolution.in_channels else 1
