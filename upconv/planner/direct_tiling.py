@@ -116,11 +116,7 @@ class Tiling:
 
     @property
     def plane(self) -> int:
-        """Positions of one residue of the input steps. Where there are several of a row, a warp
-        writes to all of their planes at once, which lie so that the banks differ."""
-        step = self.convolution.axes[2].in_step
-        positions = prod(self.extent)
-        return positions if step == 1 else positions + (-(-32 // step) - positions) % 32
+        return prod(self.extent)
 
     def offset(self, shift: tuple[int, int, int]) -> int:
         """Where a point finds its input, from the point's own position."""
@@ -242,7 +238,7 @@ class Tiling:
         warps = self.warps // self.row_warps
         sets = len(shape.kinds) * shape.channel_blocks
         tapped = sum(bool(kind.shifts) for kind in shape.kinds) * shape.channel_blocks
-        positions = prod(self.extent) * prod(axis.in_step for axis in convolution.axes)
+        positions = self.plane * prod(axis.in_step for axis in convolution.axes)
         each = 7 if self.sum_bytes == self.element_bytes else 10
         copy = 40 * self.chunks + each * convolution.in_channels
         reuse = self.repeats if self.chunk >= convolution.in_channels else 1

@@ -20,37 +20,35 @@ __device__ __forceinline__ void copy_channels(const DirectParams& p, const T* so
   }
 }
 
-// The inputs of one residue of the input steps of slabs and rows, and of all residues of the
-// columns: neighbouring lanes read neighbouring inputs, whatever the step. z0, y0, x0 is where
-// position 0 lies. Four positions of a thread at a time, so that their arithmetic overlaps; 16-bit
-// types are converted on the way.
+// The inputs of one residue of the input step; z0, y0, x0 is where position 0 lies. Four positions
+// of a thread at a time, so that their arithmetic overlaps; 16-bit types are converted on the way.
 template <typename T, typename Acc>
 __device__ __forceinline__ void fill_plane(const DirectParams& p, DirectPosition position, int z0,
                                            int y0, int x0, const T* __restrict__ x, int channels,
                                            Acc* tile) {
   constexpr int kBatch = 4;
-  const int positions = p.slabs * p.tile_rows * p.fill_pitch;
+  const int positions = p.slabs * p.tile_rows * p.pitch;
   for (int first = threadIdx.x; first < positions; first += kBatch * p.threads) {
-    int offset[kBatch], place[kBatch];
+    int offset[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int iz = z0 + position.slab * p.in_step_z, iy = y0 + position.row * p.in_step_y;
-      const int ix = x0 + position.column;
+      const int ix = x0 + position.column * p.in_step_x;
       const bool inside = below(iz, p.in_d) && below(iy, p.in_h) && below(ix, p.in_w);
       offset[i] = inside ? (iz * p.in_h + iy) * p.in_w + ix : -1;
-      place[i] = p.in_step_x == 1 ? first + i * p.threads : position.place(p);
       position.advance(p);
     }
     if constexpr (sizeof(T) == sizeof(Acc)) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i * p.threads < positions) {
-          copy_channels(p, x + max(offset[i], 0), offset[i] >= 0, channels, tile + place[i]);
+          copy_channels(p, x + max(offset[i], 0), offset[i] >= 0, channels,
+                        tile + first + i * p.threads);
         }
       }
     } else {
       const T* source = x;
-      Acc* target = tile;
+      Acc* target = tile + first;
 #pragma unroll 2
       for (int c = 0; c < channels; ++c, source += p.in_plane, target += p.channel) {
         Acc value[kBatch];
@@ -60,7 +58,7 @@ __device__ __forceinline__ void fill_plane(const DirectParams& p, DirectPosition
         }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          if (first + i * p.threads < positions) target[place[i]] = value[i];
+          if (first + i * p.threads < positions) target[i * p.threads] = value[i];
         }
       }
     }
@@ -75,8 +73,10 @@ __device__ __forceinline__ void fill_tile(const DirectParams& p, const DirectUni
   const int z0 = unit.z * p.in_step_z + p.shift_z, y0 = unit.y * p.in_step_y + p.shift_y;
   const int x0 = unit.x * p.in_step_x + p.shift_x;
   for (int z = 0; z < p.in_step_z; ++z) {
-    for (int y = 0; y < p.in_step_y; ++y, tile += p.in_step_x * p.plane) {
-      fill_plane(p, start, z0 + z, y0 + y, x0, x, channels, tile);
+    for (int y = 0; y < p.in_step_y; ++y) {
+      for (int column = 0; column < p.in_step_x; ++column, tile += p.plane) {
+        fill_plane(p, start, z0 + z, y0 + y, x0 + column, x, channels, tile);
+      }
     }
   }
   if constexpr (sizeof(T) == sizeof(Acc)) {

@@ -17,8 +17,7 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
 #undef UPCONV_READ
   if (plan->kinds > kDirectMaxKinds || plan->firsts > kDirectMaxFirsts ||
       plan->offsets > kDirectMaxOffsets || plan->taps > kDirectMaxTaps || plan->width < 1 ||
-      plan->folds < 1 || plan->tile_y < 1 || plan->pitch < 1 || plan->tile_rows < 1 ||
-      plan->in_step_x < 1)
+      plan->folds < 1 || plan->tile_y < 1 || plan->pitch < 1 || plan->tile_rows < 1)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;
   plan->out_plane = static_cast<int64_t>(plan->out_d) * plan->out_h * plan->out_w;
@@ -27,11 +26,9 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
   plan->by_pitch = 1.0f / plan->pitch;
   plan->by_tile_rows = 1.0f / plan->tile_rows;
   plan->threads = 32 * plan->warps;
-  plan->fill_pitch = plan->pitch * plan->in_step_x;
-  plan->by_in_step_x = 1.0f / plan->in_step_x;
-  plan->step_x = plan->threads % plan->fill_pitch;
-  plan->step_y = plan->threads / plan->fill_pitch % plan->tile_rows;
-  plan->step_z = plan->threads / plan->fill_pitch / plan->tile_rows;
+  plan->step_x = plan->threads % plan->pitch;
+  plan->step_y = plan->threads / plan->pitch % plan->tile_rows;
+  plan->step_z = plan->threads / plan->pitch / plan->tile_rows;
   plan->phases = plan->folds * plan->width;
   plan->by_phases = 1.0f / plan->phases;
   plan->tap_bytes = (plan->row_warps * plan->most_taps * plan->phases * 2 + 15) / 16 * 16;

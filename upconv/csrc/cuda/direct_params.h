@@ -93,8 +93,6 @@ struct DirectParams {
   // Made from the above when the plan is read: as parameters they take up no registers.
   int64_t in_plane, out_plane;                                   // elements of one channel
   float by_width, by_tile_y, by_phases, by_pitch, by_tile_rows;  // reciprocals
-  float by_in_step_x;
-  int fill_pitch;  // inputs of one row of the tile, margins included
   int threads;
   int phases;                  // of a thread: folds x width
   int tap_bytes;               // of shared memory, for the taps of all sets of rows

@@ -92,29 +92,22 @@ struct DirectUnit {
   }
 };
 
-// A position of the tile, from the thread's first one on in steps of the block's threads. Columns
-// are counted in inputs, of all residues.
+// A position of the tile, from the thread's first one on in steps of the block's threads.
 struct DirectPosition {
   int slab, row, column;
 
   __device__ explicit DirectPosition(const DirectParams& p) {
-    column = threadIdx.x % p.fill_pitch;
-    row = threadIdx.x / p.fill_pitch % p.tile_rows;
-    slab = threadIdx.x / p.fill_pitch / p.tile_rows;
-  }
-
-  // In the tile: the plane of its residue, then slab, row and column.
-  __device__ __forceinline__ int place(const DirectParams& p) const {
-    const int step = divide(column, p.by_in_step_x), residue = column - step * p.in_step_x;
-    return residue * p.plane + (slab * p.tile_rows + row) * p.pitch + step;
+    column = threadIdx.x % p.pitch;
+    row = threadIdx.x / p.pitch % p.tile_rows;
+    slab = threadIdx.x / p.pitch / p.tile_rows;
   }
 
   __device__ __forceinline__ void advance(const DirectParams& p) {
     column += p.step_x;
     row += p.step_y;
     slab += p.step_z;
-    if (column >= p.fill_pitch) {
-      column -= p.fill_pitch;
+    if (column >= p.pitch) {
+      column -= p.pitch;
       ++row;
     }
     if (row >= p.tile_rows) {
