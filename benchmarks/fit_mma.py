@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from upconv.planner import H200
-from upconv.planner.mma_cost import CLOCK_MHZ, CYCLES, FULL_WARPS, IDLE_POWER, rounds
+from upconv.planner.mma_cost import CLOCK_MHZ, CYCLES, FULL_WARPS, IDLE_POWER, LONE_BLOCK, rounds
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-mma-tilings-2026-11-15.jsonl"
 STORES = ("stored", "runs")
@@ -27,6 +27,8 @@ def row_of(row: dict[str, Any]) -> list[float]:
     """Milliseconds of a whole problem for each unit of the constants."""
     idle = (FULL_WARPS / row["resident_warps"]) ** IDLE_POWER
     scale = rounds(row["blocks"], H200) / CLOCK_MHZ / 1e3
+    if row["resident_warps"] == row["warps"][0] * row["warps"][1]:
+        scale *= LONE_BLOCK
     return [scale * row["work"][name] * (1.0 if name in STORES else idle) for name in CYCLES]
 
 

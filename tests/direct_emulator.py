@@ -63,7 +63,7 @@ def check_memory(plan: Plan) -> None:
     size = (plan.shared_bytes - -(-taps // 16) * 16) // (8 if plan.type == 1 else 4)
     points = plan.warps // plan.row_warps * plan.points * 32
     line = points * plan.width + (points * plan.width // 32 * 4 if plan.width == 8 else 0)
-    stage = plan.row_warps * (plan.rows // plan.width) * line
+    stage = 0 if plan.straight else plan.row_warps * (plan.rows // plan.width) * line
     assert plan.warps * 32 <= header_constant("kDirectMaxThreads")
     assert plan.tile_start + max(plan.chunk * plan.channel, stage) <= size
     residues = plan.in_step_z * plan.in_step_y * plan.in_step_x

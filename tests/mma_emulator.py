@@ -16,7 +16,7 @@ header_fields = ParamsHeader("mma_params.h").fields
 header_constant = ParamsHeader("mma_params.h").constant
 KIND = (
     *("row_begin", "row_end", "phase_begin", "phase_end", "step_begin", "step_end"),
-    *("stage_begin", "stage_end", "dense", "taps", "prefill", "slice_tiles", "weights"),
+    *("stage_begin", "stage_end", "uniform", "taps", "prefill", "slice_tiles", "weights"),
 )
 
 
@@ -77,7 +77,7 @@ def pack(plan: Plan, weight: np.ndarray) -> np.ndarray:
                     assert np.isnan(packed[at]).all(), "packed twice"
                     packed[at] = 0
                     for n in range(8):
-                        phase, c = divmod(tile * 8 + n, plan.phase_columns)
+                        phase, c = column_of(plan, tile * 8 + n)
                         out = chunk * plan.chunk + c
                         if phase >= phases or c >= plan.chunk or out >= plan.out_channels:
                             continue
@@ -100,11 +100,9 @@ def fill(plan: Plan, x: np.ndarray, at: tuple[int, ...], group: int, piece: int)
     e = plan.slot_channels
     o, z, y, q = at
     tile = np.full((plan.slice_blocks * plan.plane, e), np.nan)
-    if plan.copy == 1:
-        starts = ((q * plan.in_step_x + plan.shift_x) % 2, plan.fill_x % 2, plan.in_w % 2)
-        assert starts == (0, 0, 0), "two pixels are read at a time"
-    elif e == 8:
-        assert plan.fill_x % 2 == 0, "two pixels are put at a time"
+    assert plan.copy in (1, 2, 4)
+    for length in (q * plan.in_step_x + plan.shift_x, plan.fill_x, plan.in_w):
+        assert length % plan.copy == 0, "so many pixels are read at a time"
     for index in np.ndindex(plan.tile_o, plan.fill_z, plan.fill_y, plan.fill_x):
         image, depth, row, column = index
         iz = z * plan.in_step_z + plan.shift_z + depth
@@ -150,7 +148,8 @@ def accumulate(
             assert stage["step_begin"] == expected
             assert stage["count"] * 16 <= plan.stage_bytes
             expected = stage["step_end"]
-            check_dense(plan, kind, stage)
+            masks = {s["tiles"] for s in plan.step[stage["step_begin"] : stage["step_end"]]}
+            assert len(masks) == 1 or not kind["uniform"]
             at = start + stage["first"] // plan.tile_vectors
             first = at
             for step in plan.step[stage["step_begin"] : stage["step_end"]]:
@@ -165,13 +164,11 @@ def accumulate(
     return d
 
 
-def check_dense(plan: Plan, kind: dict[str, int], stage: dict[str, int]) -> None:
-    """What the kernel does without looking at the masks."""
-    if kind["dense"]:
-        assert kind["dense"] in (plan.warp_tiles, plan.warp_tiles // 2, plan.warp_tiles * 3 // 4)
-        warps = [((1 << kind["dense"]) - 1) << plan.warp_tiles * n for n in range(plan.warps_n)]
-        for step in plan.step[stage["step_begin"] : stage["step_end"]]:
-            assert step["tiles"] == sum(warps)
+def column_of(plan: Plan, column: int) -> tuple[int, int]:
+    """Phase of the kind and channel of the chunk."""
+    warp = column // (8 * plan.warp_tiles) if plan.spread else 0
+    phase, channel = divmod(column - warp * 8 * plan.warp_tiles, plan.phase_columns)
+    return phase, warp * plan.phase_columns + channel
 
 
 def stage(plan: Plan, kind: dict[str, int], d: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -186,11 +183,13 @@ def stage(plan: Plan, kind: dict[str, int], d: np.ndarray, bias: np.ndarray) -> 
                 staging[first : first + rows * plan.segment] = value
     m = np.arange(rows * plan.tile_x)
     place = m // plan.tile_x * plan.segment + m % plan.tile_x * plan.out_step_x
-    for index in range(kind["phase_begin"], kind["phase_end"]):
-        for c, value in enumerate(bias):
-            column = (index - kind["phase_begin"]) * plan.phase_columns + c
+    for column in range(plan.warps_n * plan.warp_tiles * 8):
+        phase, c = column_of(plan, column)
+        index = kind["phase_begin"] + phase
+        if index < kind["phase_end"] and c < len(bias):
             first = plan.phase_base[index] + c * plan.channel_pitch
-            staging[first + place] = d[: len(m), column] + value
+            assert np.isnan(staging[first + place]).all() or kind["prefill"]
+            staging[first + place] = d[: len(m), column] + bias[c]
     return staging
 
 

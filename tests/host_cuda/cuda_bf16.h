@@ -1,4 +1,4 @@
-// bfloat16 as the kernels use it: two conversions.
+// bfloat16 as the kernels use it: three conversions.
 #pragma once
 
 #include "host_cuda.h"
@@ -19,4 +19,12 @@ inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   std::memcpy(&bits, &value, 4);
   if ((bits & 0x7fffffff) > 0x7f800000) return {0x7fff};
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }

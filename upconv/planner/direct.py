@@ -55,7 +55,11 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = legality(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = best_tiling(convolutions(problem), hardware)
+    if problem.direction == "grad_input":
+        ways = [Convolution.of_input_gradient(problem)]
+    else:
+        ways = convolutions(problem)
+    best = best_tiling(ways, hardware)
     if best is None:
         return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
     return Candidate(KERNEL, best.microseconds, record(best), best.notes)
@@ -139,6 +143,7 @@ def scalar_fields(tiling: Tiling) -> dict[str, int]:
         "weight_group": convolution.weight_group,
         "most_taps": tiling.most_taps,
         "vector": tiling.vector,
+        "straight": int(tiling.straight > 0),
         "row_lanes": tiling.row_lanes,
         "channel_blocks": shape.channel_blocks,
         "row_blocks": tiling.row_blocks,

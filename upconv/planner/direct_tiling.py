@@ -28,6 +28,9 @@ CLOCK_MHZ = 1900.0
 DRAM_BYTES = 9.9
 """Bytes a cycle and multiprocessor: what a kernel that writes most of its traffic reached on an
 H200, a little over half of the rate of a copy."""
+PARTIAL_STORES = 1.2
+"""How much longer outputs take whose sectors are written in two parts: 0.202 ms against 0.175 for
+268 MB, 0.088 against 0.075 for 176 MB."""
 LAUNCH_MICROSECONDS = 11.0
 PRODUCT_ISSUE, OTHER_ISSUE = 0.53, 0.78
 """Share of the issue slots that are used where nothing else limits."""
@@ -74,6 +77,8 @@ class Tiling:
     multiprocessors: int
     room: int
     """Shared memory of a multiprocessor that blocks can have."""
+    straight: int
+    """Elements of one store straight from the registers; 0: sums go through shared memory."""
 
     @property
     def convolution(self) -> Convolution:
@@ -140,6 +145,8 @@ class Tiling:
     def bytes_with(self, chunk: int) -> int:
         weights = self.row_warps * (1 + chunk * self.most_taps) * padded(self.rows.rows)
         stage = self.row_warps * (self.rows.rows // self.rows.width) * self.line
+        if self.straight:
+            stage = 0
         taps = 2 * self.row_warps * self.most_taps * self.rows.folds * self.rows.width
         words = -(-weights // 4) * 4 + max(chunk * self.channel, stage)
         return -(-taps // 16) * 16 + self.sum_bytes * words
@@ -155,6 +162,8 @@ class Tiling:
     @cached_property
     def vector(self) -> int:
         """Elements of one store: as many as start on their own multiple in every row."""
+        if self.straight:
+            return self.straight
         x = self.convolution.axes[2]
         together = self.rows.width == x.phases == x.out_step
         for vector in (4, 2):
@@ -211,6 +220,9 @@ class Tiling:
     def store_instructions(self) -> float:
         """Of one warp, to store its rows of the tile."""
         shape = self.rows
+        if self.straight:
+            line = 6 + shape.width // self.straight * 6 + shape.width // 2
+            return self.points * (16 + shape.folds * shape.channels * line)
         rows = self.tile[0] * self.tile[1]
         passes = ceil(rows / (self.warps // self.row_warps * (32 // self.row_lanes)))
         pieces = ceil(self.tile[2] * shape.width / (self.row_lanes * self.vector))
@@ -230,7 +242,9 @@ class Tiling:
         each = 7 if self.sum_bytes == self.element_bytes else 10
         copy = 40 * self.chunks + each * convolution.in_channels
         reuse = self.repeats if self.chunk >= convolution.in_channels else 1
-        stores = 105 + 3.5 * rows * points + self.store_instructions
+        stores = self.store_instructions
+        if not self.straight:
+            stores += 105 + 3.5 * rows * points
         return {
             "the products": self.entries * warps * step_instructions(rows, points),
             "filling the tile": -(-tapped // self.row_warps) * ceil(positions / 32) * copy,
@@ -262,6 +276,8 @@ class Tiling:
         convolution = self.convolution
         outputs = convolution.out_channels * prod(axis.out_size for axis in convolution.axes)
         inputs = convolution.in_channels * prod(axis.in_size for axis in convolution.axes)
+        if self.straight and self.straight < self.rows.width:
+            outputs *= PARTIAL_STORES
         elements = convolution.batch * convolution.groups * (outputs + inputs)
         traffic = elements * self.element_bytes / DRAM_BYTES / self.multiprocessors
         return max(self.busy_cycles, traffic) / CLOCK_MHZ + LAUNCH_MICROSECONDS
@@ -305,9 +321,23 @@ def tilings(rows: Rows, hardware: Hardware) -> Iterator[Tiling]:
                 break
             points = warps // row_warps * 32 * tiles_of(rows.convolution.dtype)[rows.rows]
             for tile in tile_choices(rows.convolution, points):
-                tiling = with_chunk(rows, (warps, row_warps), tile, hardware)
-                if tiling is not None:
-                    yield tiling
+                for straight in straight_stores(rows):
+                    tiling = with_chunk(rows, (warps, row_warps), tile, straight, hardware)
+                    if tiling is not None:
+                        yield tiling
+
+
+def straight_stores(rows: Rows) -> tuple[int, ...]:
+    """Elements of a store from registers, where threads have all width phases of their points and
+    a store takes all of them. With half of them in each, shared memory (0) may be faster."""
+    x, width = rows.convolution.axes[2], rows.width
+    if width == 1 or not width == x.phases == x.out_step or rows.rows not in (2, 4, 8):
+        return (0,)
+    most = next(v for v in (8, 4, 2, 1) if x.first % v == x.out_size % v == width % v == 0)
+    vector = min(most, 16 // ELEMENT_BYTES[rows.convolution.dtype])
+    if vector == width:
+        return (vector,)
+    return (vector, 0) if 2 * vector == width else (0,)
 
 
 def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, int]]:
@@ -331,12 +361,16 @@ def tile_choices(convolution: Convolution, points: int) -> list[tuple[int, int, 
 
 
 def with_chunk(
-    rows: Rows, warps: tuple[int, int], tile: tuple[int, int, int], hardware: Hardware
+    rows: Rows,
+    warps: tuple[int, int],
+    tile: tuple[int, int, int],
+    straight: int,
+    hardware: Hardware,
 ) -> Tiling | None:
     """The tiling with as many channels at a time as leave room for other blocks."""
     channels = rows.convolution.in_channels
-    machine = (hardware.multiprocessors, hardware.shared_memory)
-    one = Tiling(rows, *warps, tile, 1, *machine)
+    rest = (hardware.multiprocessors, hardware.shared_memory, straight)
+    one = Tiling(rows, *warps, tile, 1, *rest)
     room = (hardware.shared_memory + 1024) * warps[0] // WARPS_TOGETHER - 1024
     if one.bytes_with(1) > room:
         room = hardware.shared_memory
@@ -347,4 +381,4 @@ def with_chunk(
     while chunk > 1 and one.bytes_with(chunk) > room:
         chunk -= 1
     chunk = -(-channels // -(-channels // chunk))
-    return Tiling(rows, *warps, tile, chunk, *machine)
+    return Tiling(rows, *warps, tile, chunk, *rest)

@@ -20,7 +20,7 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .lattice import Lattice
-from .mma_columns import SPLIT, Work, stage_cuts
+from .mma_columns import SPLIT, Work, stages_of, uniform
 from .mma_tiling import Tiling, best_tiling
 from .problem import Hardware, Problem
 
@@ -99,7 +99,6 @@ def forward_works(problem: Problem) -> list[Work]:
                 weight_group=in_channels * out_channels * taps,
                 operand=SPLIT if split else OPERANDS[problem.dtype],
                 element_bytes=problem.element_bytes,
-                channels_last=problem.channels_last,
             )
         )
     return result
@@ -129,8 +128,7 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
     row_size = layout.chunk * tiling.channel_pitch
     lattice_z, lattice_y, lattice_x = work.lattices
     bare = len(work.columns) < len(lattice_x.firsts)
-    every = zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True)
-    for number, (kind, kind_steps) in enumerate(every):
+    for kind, kind_steps in zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True):
         for index, (z, y) in enumerate(kind.rows):
             base = index * row_size if kind.phases else -1
             row_fields += [lattice_z.firsts[z], lattice_y.firsts[y], base]
@@ -143,7 +141,8 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
             ]
             step_fields += [*offsets, tiles, shift0, shift1, block0, block1, first]
             first += tiles.bit_count()
-        cuts = stage_cuts(work, [tiles for _, tiles in kind_steps], tiling.stage_bytes)
+        masks = [tiles for _, tiles in kind_steps]
+        cuts = stages_of(work, masks, tiling.stage_bytes)
         vectors = work.tile_bytes // 16
         for begin, end, before, count in cuts:
             stage_fields += [before * vectors, count * vectors, steps + begin, steps + end]
@@ -152,7 +151,7 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
         kind_fields += [
             *(rows, rows + len(kind.rows), phases, phases + len(kind.phases)),
             *(steps, steps + len(kind_steps), stages, stages + len(cuts)),
-            *(layout.dense(number, work.warp_tiles), taps),
+            *(int(uniform(work, masks, tiling.stage_bytes)), taps),
             *(int(bool(kind.phases) and bare), first, weights),
         ]
         rows += len(kind.rows)

@@ -37,7 +37,6 @@ class Work:
     weight_group: int
     operand: int
     element_bytes: int
-    channels_last: bool = False
 
     @property
     def slot_channels(self) -> int:
@@ -108,42 +107,42 @@ class Kind:
     phases: tuple[tuple[int, int], ...]
     taps: tuple[tuple[Shift, tuple[int, ...]], ...]
 
-    def tiles(self, positions: tuple[int, ...], layout: Layout) -> int:
-        """The column tiles that have a weight, as a bit mask."""
-        mask = 0
-        for phase, position in enumerate(positions):
-            if position >= 0:
-                first = phase * layout.phase_columns
-                for tile in range(first // 8, (first + layout.chunk - 1) // 8 + 1):
-                    mask |= 1 << tile
-        return mask
-
 
 @dataclass(frozen=True)
 class Layout:
-    """How phases and channels become columns."""
+    """How phases and channels become columns.
+
+    `spread`: every warp has all phases, for `phase_columns` channels of its own, so that no warp
+    waits while others multiply for a phase; else the phases follow each other over all warps.
+    """
 
     kinds: tuple[Kind, ...]
     chunk: int
     chunks: int
     phase_columns: int
     warps_n: int
+    warp_columns: int
+    spread: bool
 
     @cached_property
     def masks(self) -> tuple[tuple[int, ...], ...]:
         """[kind][shift]: column tiles with a tap there."""
         return tuple(
-            tuple(kind.tiles(positions, self) for _, positions in kind.taps) for kind in self.kinds
+            tuple(self.tiles(positions) for _, positions in kind.taps) for kind in self.kinds
         )
 
-    def dense(self, kind: int, warp_tiles: int) -> int:
-        """Tiles of every warp, if each step has the first ones of every warp and the kernel has a
-        loop for that number; else 0."""
-        for count in (warp_tiles, warp_tiles * 3 // 4, warp_tiles // 2):
-            mask = sum(((1 << count) - 1) << warp_tiles * n for n in range(self.warps_n))
-            if self.masks[kind] and all(tiles == mask for tiles in self.masks[kind]):
-                return count if warp_tiles == 8 or count * 4 != warp_tiles * 3 else 0
-        return 0
+    def tiles(self, positions: tuple[int, ...]) -> int:
+        """The column tiles that have a weight, as a bit mask."""
+        mask = 0
+        for phase, position in enumerate(positions):
+            for warp in range(self.warps_n if self.spread else 1):
+                count = min(self.phase_columns, self.chunk - warp * self.phase_columns)
+                if position < 0 or count <= 0:
+                    continue
+                first = warp * self.warp_columns + phase * self.phase_columns
+                for tile in range(first // 8, (first + count - 1) // 8 + 1):
+                    mask |= 1 << tile
+        return mask
 
     @cached_property
     def made(self) -> dict[int, list[list[Step]]]:
@@ -153,13 +152,15 @@ class Layout:
     def steps(self, slice_blocks: int) -> list[list[Step]]:
         """[kind]: ((shift, block, shift, block), tiles) of one slice; block -1: nothing.
 
-        Two channel blocks at a shift; an odd number of them goes on with the next shift.
+        Two channel blocks at a shift; an odd number of them goes on with the next shift. Shifts
+        with the same tiles follow each other.
         """
         if slice_blocks in self.made:
             return self.made[slice_blocks]
         result = self.made.setdefault(slice_blocks, [])
         for masks in self.masks:
-            halves = [(s, b) for s in range(len(masks)) for b in range(slice_blocks)]
+            order = sorted(range(len(masks)), key=lambda shift: masks[shift])
+            halves = [(s, b) for s in order for b in range(slice_blocks)]
             if len(halves) % 2:
                 halves.append((halves[-1][0], -1))
             result.append(
@@ -191,45 +192,64 @@ def make_kind(work: Work, rows: list[tuple[int, int]], tapped: bool) -> Kind:
 
 def layouts(work: Work) -> Iterator[Layout]:
     """The ways to make columns: how many warps share them, whole channels or a chunk of them."""
-    tapped, bare = work.rows
     width = max(len(work.columns), 1)
-    seen = set()
+    room = 8 * work.warp_tiles
     for warps_n in (1, 2, 4):
-        limit = 8 * work.warp_tiles * warps_n
-        padded = up(work.out_channels, 8)
-        for phase_columns in dict.fromkeys((padded, work.out_channels)):
-            if phase_columns * width <= limit:
-                chunk, each = work.out_channels, limit // (phase_columns * width)
-            elif phase_columns == padded and 8 * width <= limit:
-                parts = -(-padded // (limit // width // 8 * 8))
-                chunk, each = up(-(-work.out_channels // parts), 8), 1
-                phase_columns = chunk
+        padded = up(-(-work.out_channels // warps_n), 8)
+        options = (padded, work.out_channels) if warps_n == 1 else (padded,)
+        for phase_columns in dict.fromkeys(options):
+            if phase_columns * width <= room:
+                chunk, each = work.out_channels, room // (phase_columns * width)
+            elif phase_columns == padded and 8 * width <= room:
+                most = room // width // 8 * 8 * warps_n
+                parts = -(-work.out_channels // most)
+                phase_columns = up(-(-work.out_channels // (parts * warps_n)), 8)
+                chunk, each = min(phase_columns * warps_n, up(work.out_channels, 8)), 1
             else:
                 continue
-            # As many rows as fit, in kinds of equal size.
-            count = -(-len(tapped) // each) if tapped else 0
-            each = -(-len(tapped) // count) if count else 1
-            key = (chunk, phase_columns, each, -(-phase_columns * width * each // limit))
-            used = phase_columns * width * each
-            if key in seen or (warps_n > 1 and used <= limit // 2):
-                continue
-            seen.add(key)
-            kinds = [
-                make_kind(work, tapped[i : i + each], True) for i in range(0, len(tapped), each)
-            ]
-            kinds += [make_kind(work, bare[i : i + 8], False) for i in range(0, len(bare), 8)]
-            chunks = -(-work.out_channels // chunk)
-            yield Layout(tuple(kinds), chunk, chunks, phase_columns, warps_n)
+            if chunk > phase_columns * (warps_n - 1):
+                yield make_layout(work, chunk, each, phase_columns, warps_n, True)
+        if room < 8 * width <= room * warps_n:  # too many phases for one warp
+            parts = -(-up(work.out_channels, 8) // (room * warps_n // width // 8 * 8))
+            chunk = up(-(-work.out_channels // parts), 8)
+            yield make_layout(work, chunk, 1, chunk, warps_n, False)
 
 
-def stage_cuts(work: Work, tiles: list[int], stage_bytes: int) -> list[tuple[int, int, int, int]]:
-    """(first step, end, weight tiles before, weight tiles) of each stage."""
+def make_layout(
+    work: Work, chunk: int, each: int, phase_columns: int, warps_n: int, spread: bool
+) -> Layout:
+    """Kinds of at most `each` rows, as equal in size as may be; rows without taps by themselves."""
+    tapped, bare = work.rows
+    count = -(-len(tapped) // each)
+    each = -(-len(tapped) // count) if count else 1
+    kinds = [make_kind(work, tapped[i : i + each], True) for i in range(0, len(tapped), each)]
+    kinds += [make_kind(work, bare[i : i + 8], False) for i in range(0, len(bare), 8)]
+    chunks = -(-work.out_channels // chunk)
+    return Layout(tuple(kinds), chunk, chunks, phase_columns, warps_n, 8 * work.warp_tiles, spread)
+
+
+def uniform(work: Work, tiles: list[int], stage_bytes: int) -> bool:
+    """Are stages cut where the tiles change? Only if they do not become too short by that."""
+    return len(tiles) >= 3 * len(stage_cuts(work, tiles, stage_bytes, True)) or len(set(tiles)) == 1
+
+
+def stages_of(work: Work, tiles: list[int], stage_bytes: int) -> list[tuple[int, int, int, int]]:
+    return stage_cuts(work, tiles, stage_bytes, uniform(work, tiles, stage_bytes))
+
+
+def stage_cuts(
+    work: Work, tiles: list[int], stage_bytes: int, same: bool
+) -> list[tuple[int, int, int, int]]:
+    """(first step, end, weight tiles before, weight tiles) of each stage.
+
+    `same`: all steps of a stage have the same tiles.
+    """
     most = stage_bytes // work.tile_bytes
     result = []
     begin = before = count = 0
     for step, mask in enumerate(tiles):
         more = mask.bit_count()
-        if count + more > most:
+        if count + more > most or (same and count and mask != tiles[begin]):
             result.append((begin, step, before, count))
             begin, before, count = step, before + count, 0
         count += more

@@ -20,20 +20,24 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "products": 1.319,
-    "mixed": 4.015,
+    "products": 3.43,
+    "mixed": 7.794,
     "split": 3.991,
-    "pixel_loads": 53.92,
-    "filled": 2.241,
-    "stages": 76.92,
-    "stored": 0.1449,
-    "runs": 2.379,
+    "pixel_loads": 13.755,
+    "filled": 0.066,
+    "stages": 92.053,
+    "stored": 0.051,
+    "runs": 4.938,
+    "starts": 626.8,
 }
 """For each unit of the `BlockWork` field of that name. Products and pixel loads go together in the
 measurements, so that their share is not certain; their sum is."""
 IDLE_POWER = 0.8
 """How the time of the main loop grows when fewer than FULL_WARPS warps share a multiprocessor."""
 FULL_WARPS = 8
+LONE_BLOCK = 1.1
+"""How much longer a block takes that has a multiprocessor to itself: while it fills or stores,
+nobody multiplies."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, where the weight is not frozen."""
 START_CYCLES = 4000.0
@@ -53,13 +57,15 @@ class BlockWork:
     pixel_loads: float
     """Steps of a warp: loads of its 64 pixels, more where banks collide."""
     filled: float
-    """16-byte slots written to the tile."""
+    """Instructions that bring the tile's input, of a thread for each 16-byte slot."""
     stages: float
     """Stages of a warp."""
     stored: float
     """Bytes of output."""
     runs: float
     """Contiguous runs of output."""
+    starts: float
+    """Warps that set themselves up and lay their sums down: instructions that are executed once."""
 
     @property
     def terms(self) -> dict[str, float]:
@@ -69,6 +75,7 @@ class BlockWork:
             "the products": cost["products"] + cost["mixed"] + cost["split"],
             "loading operands": cost["pixel_loads"] + cost["stages"],
             "filling the tile": cost["filled"],
+            "starting and staging": cost["starts"],
             "the stores": cost["stored"] + cost["runs"],
         }
 
@@ -78,11 +85,12 @@ class BlockWork:
         terms = self.terms
         return max(terms, key=lambda name: terms[name])
 
-    def cycles(self, resident_warps: int) -> float:
-        """Cycles of a multiprocessor, with so many warps of all its blocks at a time."""
+    def cycles(self, warps: int, blocks: int) -> float:
+        """Cycles of a multiprocessor that has `blocks` blocks of `warps` warps at a time."""
         terms = self.terms
-        idle = float((FULL_WARPS / resident_warps) ** IDLE_POWER)
-        return idle * (sum(terms.values()) - terms["the stores"]) + terms["the stores"]
+        idle = float((FULL_WARPS / (warps * blocks)) ** IDLE_POWER)
+        sums = idle * (sum(terms.values()) - terms["the stores"]) + terms["the stores"]
+        return sums * LONE_BLOCK if blocks == 1 else sums
 
 
 def rounds(blocks: int, hardware: Hardware) -> float:
@@ -92,10 +100,9 @@ def rounds(blocks: int, hardware: Hardware) -> float:
 
 
 def problem_cycles(
-    block: BlockWork, blocks: int, resident_warps: int, traffic: float, hardware: Hardware
+    block: BlockWork, blocks: int, resident: tuple[int, int], traffic: float, hardware: Hardware
 ) -> float:
-    """Cycles of the whole problem, which moves `traffic` bytes of input and output."""
+    """Cycles of the whole problem, which moves `traffic` bytes of input and output; `resident` are
+    the warps of a block and the blocks that a multiprocessor has at a time."""
     memory = traffic / hardware.multiprocessors / DRAM_BYTES
-    return (
-        max(block.cycles(resident_warps) * rounds(blocks, hardware), 1.15 * memory) + START_CYCLES
-    )
+    return max(block.cycles(*resident) * rounds(blocks, hardware), 1.15 * memory) + START_CYCLES

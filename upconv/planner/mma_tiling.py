@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
-from .mma_columns import SPLIT, Layout, Work, layouts, stage_cuts, up
+from .mma_columns import SPLIT, Layout, Work, layouts, stages_of, uniform, up
 from .mma_cost import CLOCK_MHZ, PACK_MICROSECONDS, BlockWork, problem_cycles
 from .problem import Hardware
 
@@ -26,6 +26,8 @@ MAX_WARPS = 8
 WARPS_M = (8, 4, 2, 1)
 STAGE_BYTES = (16384, 8192)
 """Weights of one stage, for one warp along the columns; twice that for more."""
+SLOT_INSTRUCTIONS = {4: {4: 17, 2: 21, 1: 29}, 2: {4: 15, 2: 23, 1: 39}}
+"""To bring one slot, by bytes of an element and pixels that are read at a time."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -86,9 +88,14 @@ class Tiling:
 
     @property
     def channel_pitch(self) -> int:
-        """In elements; 16 bytes past a multiple of 64, so that a warp's rows spread over banks."""
+        """In elements; 16 bytes past a multiple of 64, so that a warp's rows spread over banks.
+
+        Points of the warps that the box does not have lie down behind its last row.
+        """
         size = self.work.element_bytes
-        return (up(self.box.rows * self.segment * size - 16, 64) + 16) // size
+        spare = self.box.points < WARP_PIXELS * self.warps_m
+        elements = self.box.rows * self.segment + spare * self.work.lattices[2].out_step
+        return (up(elements * size - 16, 64) + 16) // size
 
     @property
     def tiles(self) -> tuple[int, int, int, int]:
@@ -109,18 +116,30 @@ class Tiling:
         steps = max(len(kind) for kind in self.layout.steps(self.slice_blocks))
         ring_at = buffers * self.slice_blocks * self.box.slots * 16
         offsets_at = ring_at + DEPTH * self.stage_bytes
+        # Tables for single pixels, to which the kernel falls back where an input is not aligned.
         positions_at = offsets_at + self.box.fills * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
-        main = steps_at + steps * 8
+        stages_at = steps_at + steps * 8
+        barriers_at = stages_at + MAX_STAGES * 8
+        bias_at = barriers_at + DEPTH * 8
+        main = bias_at + self.layout.chunk * 4
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
-        rows_at = up(staged * self.layout.chunk * self.channel_pitch * self.work.element_bytes, 16)
+        # Rows without taps take 16 bytes of bias for each channel.
+        line = max(staged * self.channel_pitch * self.work.element_bytes, 16)
+        rows_at = up(self.layout.chunk * line, 16)
+        phases_at = max(main, rows_at + 3 * 4 * self.box.rows)
+        phases = max(len(kind.phases) for kind in self.layout.kinds)
         return {
             "ring_at": ring_at,
             "offsets_at": offsets_at,
             "positions_at": positions_at,
             "steps_at": steps_at,
+            "stages_at": stages_at,
+            "barriers_at": barriers_at,
+            "bias_at": bias_at,
             "rows_at": rows_at,
-            "shared_bytes": max(main, rows_at + 3 * 4 * self.box.rows),
+            "phases_at": phases_at,
+            "shared_bytes": phases_at + 4 * phases,
         }
 
     def fields(self) -> dict[str, int]:
@@ -132,7 +151,6 @@ class Tiling:
             "warps_m": self.warps_m,
             "warps_n": layout.warps_n,
             "copy": box.copy,
-            "channels_last": int(work.channels_last),
             "batch": work.batch,
             "groups": work.groups,
             "in_channels": work.in_channels,
@@ -154,6 +172,7 @@ class Tiling:
             **self.shared(),
             "chunk": layout.chunk,
             "chunks": layout.chunks,
+            "spread": int(layout.spread),
             "phase_columns": layout.phase_columns,
             "segment": self.segment,
             "channel_pitch": self.channel_pitch,
@@ -231,14 +250,12 @@ def make_box(work: Work, size: tuple[int, int, int, int]) -> Box:
     shift = [low for low, _ in work.shifts]
     points = zip(size[1:], work.lattices, work.shifts, strict=True)
     fill = [(s - 1) * la.in_step + high - low + 1 for s, la, (low, high) in points]
-    copy = 0
-    if work.element_bytes == 2:  # pixels travel in pairs
-        single = width >= lattice_x.count
-        if work.in_size[2] % 2 == 0 and (single or width * lattice_x.in_step % 2 == 0):
-            copy = 1
-            fill[2] += shift[2] % 2
-            shift[2] -= shift[2] % 2
-        fill[2] = up(fill[2], 2)
+    steps = 0 if width >= lattice_x.count else width * lattice_x.in_step
+    every = [c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0]
+    widths = {c: up(fill[2] + shift[2] % c, c) for c in every}
+    copy = min(every, key=lambda c: widths[c] * SLOT_INSTRUCTIONS[work.element_bytes][c])
+    fill[2] = widths[copy]
+    shift[2] -= shift[2] % copy
     lane = -(-fill[2] // lattice_x.in_step)
     row = lane * lattice_x.in_step
     pitch_y = congruent(row, lattice_y.in_step, width) if height > 1 and width % 8 else row
@@ -310,7 +327,7 @@ def slice_depths(work: Work, layout: Layout) -> list[int]:
 def fits(tiling: Tiling, hardware: Hardware) -> bool:
     layout, work = tiling.layout, tiling.work
     steps = layout.steps(tiling.slice_blocks)
-    stages = sum(len(stage_cuts(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
+    stages = sum(len(stages_of(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
     area = work.groups * prod(work.in_size)
     blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     return (
@@ -345,12 +362,12 @@ class Totals:
 def totals(work: Work, layout: Layout, depth: int, stage_bytes: int) -> Totals:
     masks = [[mask for _, mask in kind] for kind in layout.steps(depth)]
     tiles = [sum(mask.bit_count() for mask in kind) for kind in masks]
-    dense = [bool(layout.dense(i, work.warp_tiles)) for i in range(len(masks))]
+    fast = [uniform(work, kind, stage_bytes) for kind in masks]
     return Totals(
         steps=sum(map(len, masks)),
         tiles=sum(tiles),
-        mixed=sum(count for count, same in zip(tiles, dense, strict=True) if not same),
-        stages=sum(len(stage_cuts(work, kind, stage_bytes)) for kind in masks),
+        mixed=sum(count for count, same in zip(tiles, fast, strict=True) if not same),
+        stages=sum(len(stages_of(work, kind, stage_bytes)) for kind in masks),
         filling=sum(map(bool, masks)),
     )
 
@@ -369,15 +386,17 @@ def block_work(
     warps = warps_m * layout.warps_n
     times = 3 if work.operand == SPLIT else 1
     products = each * total.tiles * warps_m * times
+    instructions = SLOT_INSTRUCTIONS[work.element_bytes]
     return BlockWork(
         products=products,
         mixed=each * total.mixed * warps_m * times,
         split=products if work.operand == SPLIT else 0.0,
         pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
-        filled=each * total.filling * depth * box.fills,
+        filled=each * total.filling * depth * box.fills * instructions[box.copy],
         stages=(each * total.stages + 1) * warps,
         stored=outputs * work.element_bytes,
         runs=outputs / (box.size[3] * span),
+        starts=float(warps),
     )
 
 
@@ -431,6 +450,6 @@ def timed(
     sizes = [lattice.size for lattice in work.lattices]
     traffic = work.in_channels * prod(work.in_size) + work.out_channels * prod(sizes)
     traffic *= work.batch * work.groups * work.element_bytes
-    warps *= max(resident, 1)
-    cycles = problem_cycles(tiling.block, blocks, warps, traffic, hardware)
+    shape = (warps, max(resident, 1))
+    cycles = problem_cycles(tiling.block, blocks, shape, traffic, hardware)
     return replace(tiling, cycles=cycles)

@@ -21,7 +21,11 @@ KERNELS = {
 }
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
-SERVED = {sm90.KERNEL: ("forward", "grad_input"), sm90_wgrad.KERNEL: ("grad_weight",)}
+SERVED = {
+    sm90.KERNEL: ("forward", "grad_input"),
+    direct.KERNEL: ("forward", "grad_input"),
+    sm90_wgrad.KERNEL: ("grad_weight",),
+}
 """The directions of the kernels that do not compute the forward pass alone."""
 
 PROVEN = {

@@ -178,8 +178,8 @@ inline CudaKernel::Prepared read_mma(const CallSizes& call, const std::vector<in
     return nullptr;
   const MmaParams& p = plan->params;
   const int64_t taps = call.kernel[0] * call.kernel[1] * call.kernel[2];
-  const bool fits = p.batch == call.batch && p.channels_last == call.channels_last &&
-                    p.groups == call.groups && p.in_channels * call.groups == call.in_channels &&
+  const bool fits = p.batch == call.batch && !call.channels_last && p.groups == call.groups &&
+                    p.in_channels * call.groups == call.in_channels &&
                     p.out_channels * call.groups == call.out_channels && p.in_d == call.in[0] &&
                     p.in_h == call.in[1] && p.in_w == call.in[2] && p.out_d == call.out[0] &&
                     p.out_h == call.out[1] && p.out_w == call.out[2] && p.weight_out == taps &&
@@ -222,7 +222,7 @@ inline CudaKernel::Prepared read_direct(const CallSizes& call, const std::vector
       plan->out_channels * call.groups == call.out_channels && plan->in_d == call.in[0] &&
       plan->in_h == call.in[1] && plan->in_w == call.in[2] && plan->out_d == call.out[0] &&
       plan->out_h == call.out[1] && plan->out_w == call.out[2] &&
-      plan->weight_out == call.kernel[0] * call.kernel[1] * call.kernel[2];
+      call.weight_strides(plan->weight_in, plan->weight_out);
   if (!fits) return nullptr;
   return plan;
 }

@@ -12,8 +12,9 @@
 //             weights of the same channels as [set of rows][channel][offset][row]
 //   multiply  for each channel and offset: kPoints inputs (neighbouring lanes read neighbouring
 //             words) and kRows weights (all lanes read the same) give kRows x kPoints products
-//   store     the sums lie down in the memory of the tile in the order of the output, and leave as
-//             whole sectors
+//   store     sums of 2, 4 or 8 neighbouring phases leave straight from the registers; others lie
+//             down in the memory of the tile in the order of the output first, and leave as whole
+//             sectors
 // Tile rows follow each other with their margins, so that points are numbered straight through and
 // every tap is one offset; points that fall on margins are computed and not stored. Blocks that
 // share a multiprocessor hide each other's fill and stores; nothing is pipelined within one.
@@ -143,6 +144,13 @@ __global__ void __launch_bounds__(kDirectMaxThreads, kRows <= 2   ? 6
       __syncthreads();
       multiply(p, kind, channels, tile + begin + threadIdx.x % 32, weights, sums);
     }
+    T* const y = static_cast<T*>(p.y) + (image_group * p.out_channels + rows.channel) * p.out_plane;
+    if constexpr (kRows == 2 || kRows == 4 || kRows == 8) {
+      if (p.straight) {
+        store_points<2>(p, unit, rows, begin + threadIdx.x % 32, sums, y);
+        continue;
+      }
+    }
     __syncthreads();
     const int first = (begin + threadIdx.x % 32) * p.width;
     if (p.width % 4 == 0 && kRows % 4 == 0 && sizeof(Acc) == 4) {
@@ -153,7 +161,6 @@ __global__ void __launch_bounds__(kDirectMaxThreads, kRows <= 2   ? 6
       lay_down<1>(p, sums, first, line, stage);
     }
     __syncthreads();
-    T* const y = static_cast<T*>(p.y) + (image_group * p.out_channels + rows.channel) * p.out_plane;
     if (p.vector == 4) {
       store_rows<4>(p, unit, rows, row_group, row_groups, line, stage, y);
     } else if (p.vector == 2) {

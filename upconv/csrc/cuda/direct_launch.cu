@@ -23,6 +23,8 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
   plan->out_plane = static_cast<int64_t>(plan->out_d) * plan->out_h * plan->out_w;
   plan->by_width = 1.0f / plan->width;
   plan->by_tile_y = 1.0f / plan->tile_y;
+  plan->by_pitch = 1.0f / plan->pitch;
+  plan->by_tile_rows = 1.0f / plan->tile_rows;
   plan->threads = 32 * plan->warps;
   plan->step_x = plan->threads % plan->pitch;
   plan->step_y = plan->threads / plan->pitch % plan->tile_rows;

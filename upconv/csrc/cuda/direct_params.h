@@ -57,7 +57,8 @@ constexpr int kDirectMaxTaps = 4608;    // weight positions: a kind's offsets ti
   X(weight_group)   /* weight stride of a group */                                   \
   X(most_taps)      /* offsets of the kind that has most */                          \
   X(vector)         /* elements of one store */                                      \
-  X(row_lanes)      /* lanes that store one row of the tile */                       \
+  X(straight)       /* 1: sums go from registers to the output */                    \
+  X(row_lanes)      /* lanes that store one row of the tile, if not straight */      \
   X(channel_blocks) /* sets of output channels that threads divide a group into */   \
   X(row_blocks)     /* blocks that divide the kinds and channel blocks of a group */ \
   X(blocks)         /* blocks that divide the tiles */                               \
@@ -90,8 +91,8 @@ struct DirectParams {
   UPCONV_DIRECT_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
   // Made from the above when the plan is read: as parameters they take up no registers.
-  int64_t in_plane, out_plane;           // elements of one channel
-  float by_width, by_tile_y, by_phases;  // reciprocals
+  int64_t in_plane, out_plane;                                   // elements of one channel
+  float by_width, by_tile_y, by_phases, by_pitch, by_tile_rows;  // reciprocals
   int threads;
   int phases;                  // of a thread: folds x width
   int tap_bytes;               // of shared memory, for the taps of all sets of rows

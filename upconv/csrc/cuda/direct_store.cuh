@@ -1,9 +1,89 @@
-// Stores of the CUDA-core kernel: sums into shared memory, and from there into the output.
+// Stores of the CUDA-core kernel. Where a thread has all 2, 4 or 8 width phases of a point, its
+// sums go straight to the output: neighbouring lanes write neighbouring vectors. Others lie down in
+// shared memory first.
 #pragma once
 
 #include "direct_work.cuh"
 
 namespace upconv::direct {
+
+template <int kVector, typename T, typename Acc>
+__device__ __forceinline__ void narrow_vector(const Acc (&wide)[kVector], T* target) {
+  Vector<T, kVector> values;
+  if constexpr (kVector == 1) {
+    values.at[0] = narrow<T>(wide[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kVector; i += 2) narrow<T>(wide[i], wide[i + 1], values.at + i);
+  }
+  *reinterpret_cast<Vector<T, kVector>*>(target) = values;
+}
+
+// --- From registers --------------------------------------------------------------------------
+
+// `first` is the thread's first point, `y` the first output channel of the warp's rows.
+template <int kWidth, int kVector, int kRows, int kPoints, typename T, typename Acc>
+__device__ __forceinline__ void store_straight(const DirectParams& p, const DirectUnit& unit,
+                                               const DirectRows& rows, int first,
+                                               const Acc (&sums)[kRows][kPoints],
+                                               T* __restrict__ y) {
+  const DirectKind& kind = p.kind[rows.kind];
+  const int channels = min(p.thread_channels, p.out_channels - rows.channel);
+  int oz[kPoints], oy[kPoints], ox[kPoints];
+#pragma unroll
+  for (int j = 0; j < kPoints; ++j) {
+    const int point = first + 32 * j, row = divide(point, p.by_pitch);
+    const int slab = divide(row, p.by_tile_rows), tile_y = row - slab * p.tile_rows;
+    const int column = point - row * p.pitch;
+    const bool real = column < p.tile_x && tile_y < p.tile_y && slab < p.tile_z;
+    oz[j] = (unit.z + slab) * p.out_step_z;
+    oy[j] = (unit.y + tile_y) * p.out_step_y;
+    ox[j] = real ? (unit.x + column) * kWidth + kind.first_x : p.out_w;
+  }
+  int fold = 0, channel = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; r += kWidth) {
+    if (channel < channels) {
+      const int first_z = p.first[kind.firsts + fold].z, first_y = p.first[kind.firsts + fold].y;
+#pragma unroll
+      for (int j = 0; j < kPoints; ++j) {
+        const int z = oz[j] + first_z, row = oy[j] + first_y;
+        if (!below(z, p.out_d) || !below(row, p.out_h)) continue;
+        T* const target = y + ((z * p.out_h + row) * p.out_w + ox[j]);
+#pragma unroll
+        for (int v = 0; v < kWidth; v += kVector) {
+          Acc values[kVector];
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) values[i] = sums[r + v + i][j];
+          if (below(ox[j] + v, p.out_w)) narrow_vector<kVector>(values, target + v);
+        }
+      }
+    }
+    if (++fold == p.folds) {
+      fold = 0;
+      ++channel;
+      y += p.out_plane;
+    }
+  }
+}
+
+// A vector is all phases of a point or, where rows start in the middle of one, half of them.
+template <int kWidth, int kRows, int kPoints, typename T, typename Acc>
+__device__ __forceinline__ void store_points(const DirectParams& p, const DirectUnit& unit,
+                                             const DirectRows& rows, int first,
+                                             const Acc (&sums)[kRows][kPoints], T* __restrict__ y) {
+  if constexpr (kWidth < kRows) {
+    if (p.width > kWidth) return store_points<2 * kWidth>(p, unit, rows, first, sums, y);
+  }
+  if constexpr (kWidth * sizeof(T) <= 16) {
+    if (p.vector == kWidth) return store_straight<kWidth, kWidth>(p, unit, rows, first, sums, y);
+  }
+  if constexpr (kWidth * sizeof(T) <= 32) {
+    store_straight<kWidth, kWidth / 2>(p, unit, rows, first, sums, y);
+  }
+}
+
+// --- Through shared memory -------------------------------------------------------------------
 
 // The sums as [line][point][width phase], a line being one fold of one output channel: along a row
 // of points that is the order of the output. `first` is the lane's first element, `line` the words
@@ -31,14 +111,6 @@ __device__ __forceinline__ void lay_down(const DirectParams& p, const Acc (&sums
   }
 }
 
-template <int kVector, typename T, typename Acc>
-__device__ __forceinline__ void store_vector(const Vector<Acc, kVector>& wide, T* target) {
-  Vector<T, kVector> values;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) values.at[i] = narrow<T>(wide.at[i]);
-  *reinterpret_cast<Vector<T, kVector>*>(target) = values;
-}
-
 // A row without gaps: elements `begin`, `begin + step`, ... below `end`. Four are read before the
 // first is stored, since a warp would wait 30 cycles for each.
 template <int kVector, typename T, typename Acc>
@@ -56,9 +128,9 @@ __device__ __forceinline__ void store_row(const Acc* sums, int first_element, in
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) values[i] = read(e + i * step);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) store_vector(values[i], target + e + i * step);
+    for (int i = 0; i < kBatch; ++i) narrow_vector(values[i].at, target + e + i * step);
   }
-  for (; e < end; e += step) store_vector(read(e), target + e);
+  for (; e < end; e += step) narrow_vector(read(e).at, target + e);
 }
 
 // Rows of the tile go to groups of `row_lanes` lanes: `group` of `groups` is this thread's. `y` is
@@ -94,9 +166,10 @@ __device__ __forceinline__ void store_rows(const DirectParams& p, const DirectUn
             const int point = divide(e, p.by_width), phase = e - point * p.width;
             const int column = point * p.out_step_x + phase, element = first_element + e;
             if (phase < kind.columns && below(ox + column, p.out_w))
-              store_vector(*reinterpret_cast<const Vector<Acc, kVector>*>(sums + element +
-                                                                          (element >> 5) * p.skew),
-                           target + column);
+              narrow_vector(reinterpret_cast<const Vector<Acc, kVector>*>(sums + element +
+                                                                          (element >> 5) * p.skew)
+                                ->at,
+                            target + column);
           }
         }
       }

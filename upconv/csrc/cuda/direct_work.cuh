@@ -35,6 +35,19 @@ __device__ __forceinline__ T narrow(Sum<T> value) {
   }
 }
 
+// Two neighbours at once, where one instruction does it.
+template <typename T>
+__device__ __forceinline__ void narrow(Sum<T> one, Sum<T> two, T* to) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(one, two);
+  } else if constexpr (std::is_same_v<T, __half>) {
+    *reinterpret_cast<__half2*>(to) = __floats2half2_rn(one, two);
+  } else {
+    to[0] = one;
+    to[1] = two;
+  }
+}
+
 // n / d with 1 / d at hand: exact for 0 <= n < 2^22, as half a unit outweighs both roundings.
 __device__ __forceinline__ int divide(int n, float reciprocal) {
   return static_cast<int>((static_cast<float>(n) + 0.5f) * reciprocal);

@@ -6,32 +6,36 @@
 namespace upconv {
 
 constexpr int kMmaOutside = -1;
+constexpr uint16_t kMmaNowhere = 0xffff;
 
-// Lists where every pixel of the tile lies: in the input, relative to the tile's first image, and
-// in the tile. Once for all slices.
+// Lists where every group of `copy` neighbouring pixels lies: in the input, relative to the tile's
+// first image, and in the tile. Once for all slices. Clears tiles at the image's edge: what lies
+// outside stays zero.
 __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& unit,
                                             const MmaShared& shared) {
-  const int count = p.tile_o * p.fill_z * p.fill_y * p.fill_x;
-  const int channels = p.in_channels * p.groups;
-  for (int i = threadIdx.x; i < count; i += blockDim.x) {
-    const int column = i % p.fill_x;
-    int rest = i / p.fill_x;
-    const int row = rest % p.fill_y;
-    rest /= p.fill_y;
-    const int depth = rest % p.fill_z, image = rest / p.fill_z;
-    const int iz = unit.z * p.in_step_z + p.shift_z + depth;
-    const int iy = unit.y * p.in_step_y + p.shift_y + row;
-    const int ix = unit.x * p.in_step_x + p.shift_x + column;
+  const int z0 = unit.z * p.in_step_z + p.shift_z, y0 = unit.y * p.in_step_y + p.shift_y;
+  const int x0 = unit.x * p.in_step_x + p.shift_x;
+  for (int i = threadIdx.x; i < p.items; i += blockDim.x) {
+    const int pixel = i * p.copy;
+    const int rows = quotient(pixel, p.by_fill_x), planes = quotient(rows, p.by_fill_y);
+    const int image = quotient(planes, p.by_fill_z);
+    const int column = pixel - rows * p.fill_x, row = rows - planes * p.fill_y;
+    const int depth = planes - image * p.fill_z, lane = quotient(column, p.by_in_step_x);
+    const int iz = z0 + depth, iy = y0 + row, ix = x0 + column;
     const bool inside = unit.o + image < p.batch && static_cast<unsigned>(iz) < p.in_d &&
                         static_cast<unsigned>(iy) < p.in_h && static_cast<unsigned>(ix) < p.in_w;
-    const int pixel = (iz * p.in_h + iy) * p.in_w + ix;
-    const int area = p.in_d * p.in_h * p.in_w;
-    const int offset =
-        p.channels_last ? (image * area + pixel) * channels : image * channels * area + pixel;
-    shared.offsets[i] = inside ? offset : kMmaOutside;
-    shared.positions[i] =
-        static_cast<uint16_t>(image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
-                              column % p.in_step_x * p.lane_x + column / p.in_step_x);
+    const int at = (iz * p.in_h + iy) * p.in_w + ix;
+    const int images = image * p.in_channels * p.groups * p.in_d * p.in_h * p.in_w;
+    const int slot = image * p.pitch_o + depth * p.pitch_z + row * p.pitch_y +
+                     (column - lane * p.in_step_x) * p.lane_x + lane;
+    shared.offsets[i] = inside ? images + at : kMmaOutside;
+    shared.positions[i] = inside ? static_cast<uint16_t>(slot) : kMmaNowhere;
+  }
+  const bool whole = z0 >= 0 && z0 + p.fill_z <= p.in_d && y0 >= 0 && y0 + p.fill_y <= p.in_h &&
+                     x0 >= 0 && x0 + p.fill_x <= p.in_w && unit.o + p.tile_o <= p.batch;
+  const int slots = whole ? 0 : (p.slices > 1 ? 2 : 1) * p.slice_blocks * p.plane;
+  for (int i = threadIdx.x; i < slots; i += blockDim.x) {
+    mma_ptx::store_shared(shared.tile + 16 * i, make_uint4(0, 0, 0, 0));
   }
 }
 
@@ -39,159 +43,168 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
 // into registers, the block computes, then the thread puts them into the tile. Between the two lie
 // some thousand cycles, more than memory takes to answer.
 //
-// An item is one slot, or, of 16-bit types whose channels are not contiguous, two neighbouring
-// pixels of a channel block: their channels are read 32 bits at a time where rows are aligned
-// (copy 1), else element by element. A chunk holds 4, 2 or 1 items a thread: `side` channel blocks
-// of the same pixel, so that one look into the tables serves them all, times as many pixels.
+// An item is a channel block of `copy` pixels: each of its channels is one load of 1, 2 or 4
+// pixels. Items are numbered through all channel blocks of the slice; a chunk holds as many of each
+// thread as fit its registers.
 template <typename Operand>
 struct MmaFill {
   using Element = typename Operand::Element;
+  using Words = uint32_t[kMmaChunkWords];
   static constexpr int kE = Operand::kChannels;
   static constexpr bool kWide = sizeof(Element) == 4;
+  static constexpr int kAhead = 4;  // chunks on their way at once, of the first slice
+  template <int kPixels>
+  static constexpr int kLoadWords = kWide ? kPixels : (kPixels + 1) / 2;
+  template <int kPixels>
+  static constexpr int kItems = kMmaChunkWords / (kE * kLoadWords<kPixels>);  // of a chunk
   const MmaParams& p;
   const MmaShared& shared;
-  const Element* source;       // first channel of the group, first image of the tile
+  const Element* source;       // of the slice that is read
   const int64_t channel_step;  // elements from one channel to the next
-  const int items;             // of one channel block
-  const int chunk_items;       // of one thread in a chunk
-  const int side_shift;        // log2 of side
-  const int passes;            // over the channel blocks
   const int chunks;            // of one slice
-  uint32_t v[kMmaChunkWords];
+  int left;                    // channels from the slice on
+  Words v;
 
   __device__ __forceinline__ MmaFill(const MmaParams& p, const MmaShared& shared,
                                      const MmaUnit& unit)
       : p(p),
         shared(shared),
         source(static_cast<const Element*>(p.x)),
-        channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
-        items(p.tile_o * p.fill_z * p.fill_y * p.fill_x / (kWide || p.copy == 2 ? 1 : 2)),
-        chunk_items(kWide || p.copy == 2 ? 4
-                    : p.copy == 1        ? 2
-                                         : 1),
-        side_shift(log2_of(min(p.slice_blocks, chunk_items))),
-        passes((p.slice_blocks + (1 << side_shift) - 1) >> side_shift),
-        chunks(passes * ((items + pixels_each() - 1) / pixels_each())) {
-    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
-    source += static_cast<int64_t>(unit.o) * p.groups * p.in_channels * area;
-    source += unit.group * p.in_channels * channel_step;
+        channel_step(static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
+        chunks(p.chunks_a_slice),
+        left(p.in_channels) {
+    const int64_t before = static_cast<int64_t>(unit.o) * p.groups + unit.group;
+    source += before * p.in_channels * channel_step;
   }
 
-  static __device__ __forceinline__ int log2_of(int count) { return count >= 4 ? 2 : count / 2; }
-
-  // Items of a channel block that one chunk covers.
-  __device__ __forceinline__ int pixels_each() const {
-    return (chunk_items >> side_shift) * blockDim.x;
+  __device__ __forceinline__ void next_slice() {
+    source += p.slice_blocks * kE * channel_step;
+    left -= p.slice_blocks * kE;
   }
 
-  static __device__ __forceinline__ uint32_t read32(const Element* at) {
-    return __ldg(reinterpret_cast<const uint32_t*>(at));
-  }
-  static __device__ __forceinline__ uint32_t read16(const Element* at) {
-    return __ldg(reinterpret_cast<const unsigned short*>(at));
-  }
-
-  // A chunk's place: its first item and its first channel block.
-  struct Place {
-    int item, block;
-  };
-  __device__ __forceinline__ Place place(int chunk) const {
-    const int part = passes == 1 ? chunk : chunk / passes;
-    return {part * pixels_each() + static_cast<int>(threadIdx.x), (chunk - part * passes)
-                                                                      << side_shift};
-  }
-
-  __device__ __forceinline__ void read(int slice, int chunk) {
-    const Place first = place(chunk);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k >= chunk_items) break;
-      const int item = first.item + (k >> side_shift) * blockDim.x;
-      const int block = first.block + (k & ((1 << side_shift) - 1));
-      if (block >= p.slice_blocks) continue;
-      const int channel = (slice * p.slice_blocks + block) * kE;
-      const Element* from = source + channel * channel_step;
-      const int channels = item < items ? p.in_channels - channel : 0;
-      const int at = min(item, items - 1);
-      if (kWide || p.copy == 2) {
-        read_slot(k, from, shared.offsets[at], channels);
-      } else if (p.copy == 1) {
-        read_pairs(k, from, shared.offsets[2 * at], channels);
-      } else {
-        read_elements(from, shared.offsets[2 * at], shared.offsets[2 * at + 1], channels);
-      }
+  template <int kPixels>
+  static __device__ __forceinline__ void load(const Element* at, uint32_t* to) {
+    if constexpr (kLoadWords<kPixels> == 4) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(at));
+      to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+    } else if constexpr (kLoadWords<kPixels> == 2) {
+      const uint2 words = __ldg(reinterpret_cast<const uint2*>(at));
+      to[0] = words.x, to[1] = words.y;
+    } else if constexpr (kWide || kPixels == 2) {
+      to[0] = __ldg(reinterpret_cast<const uint32_t*>(at));
+    } else {
+      to[0] = __ldg(reinterpret_cast<const unsigned short*>(at));
     }
   }
 
-  __device__ __forceinline__ void read_slot(int k, const Element* from, int offset, int channels) {
-    if (offset == kMmaOutside) channels = 0;
-    if (p.copy == 2) {
-      uint4 all = make_uint4(0, 0, 0, 0);
-      if (channels > 0) all = __ldg(reinterpret_cast<const uint4*>(from + offset));
-      v[4 * k] = all.x, v[4 * k + 1] = all.y, v[4 * k + 2] = all.z, v[4 * k + 3] = all.w;
+  // Channels of one item; `channels` of them exist.
+  template <int kPixels>
+  __device__ __forceinline__ void read_item(const Element* from, int channels, uint32_t* to) const {
+    constexpr int kWords = kLoadWords<kPixels>;
+    if (channels >= kE) {
+#pragma unroll
+      for (int c = 0; c < kE; ++c, from += channel_step) load<kPixels>(from, to + c * kWords);
     } else {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        v[4 * k + c] = 0;
-        if (c < channels) v[4 * k + c] = read32(from + c * channel_step + offset);
+      for (int c = 0; c < kE; ++c, from += channel_step) {
+#pragma unroll
+        for (int i = 0; i < kWords; ++i) to[c * kWords + i] = 0;
+        if (c < channels) load<kPixels>(from, to + c * kWords);
       }
     }
   }
-  __device__ __forceinline__ void read_pairs(int k, const Element* from, int offset, int channels) {
-    if (offset == kMmaOutside) channels = 0;
+
+  template <int kPixels>
+  __device__ __forceinline__ void read(int chunk, Words& to) const {
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      uint32_t& word = v[(8 * k + c) % kMmaChunkWords];
-      word = 0;
-      if (c < channels) word = read32(from + c * channel_step + offset);
+    for (int k = 0; k < kItems<kPixels>; ++k) {
+      const int item = (chunk * kItems<kPixels> + k) * blockDim.x + threadIdx.x;
+      if (item >= p.slice_items) continue;
+      const int block = quotient(item, p.by_items);
+      const int offset = shared.offsets[item - block * p.items];
+      if (offset == kMmaOutside) continue;
+      read_item<kPixels>(source + block * kE * channel_step + offset, left - block * kE,
+                         to + k * kE * kLoadWords<kPixels>);
     }
   }
-  __device__ __forceinline__ void read_elements(const Element* from, int one, int two,
-                                                int channels) {
+
+  // Slots from an item's first pixel to another of it; input steps are 1, 2 or 4.
+  __device__ __forceinline__ int beside(int pixel) const {
+    if (p.in_step_x == 1) return pixel;
+    return p.in_step_x == 2 ? pixel % 2 * p.lane_x + pixel / 2 : pixel * p.lane_x;
+  }
+
+  template <int kPixels>
+  __device__ __forceinline__ void put(uint32_t tile, int chunk, const Words& from) const {
+    constexpr int kWords = kLoadWords<kPixels>;
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      v[c] = v[8 + c] = 0;
-      if (c < channels && one != kMmaOutside) v[c] = read16(from + c * channel_step + one);
-      if (c < channels && two != kMmaOutside) v[8 + c] = read16(from + c * channel_step + two);
+    for (int k = 0; k < kItems<kPixels>; ++k) {
+      const int item = (chunk * kItems<kPixels> + k) * blockDim.x + threadIdx.x;
+      if (item >= p.slice_items) continue;
+      const int block = quotient(item, p.by_items);
+      const uint16_t position = shared.positions[item - block * p.items];
+      if (position == kMmaNowhere) continue;
+      const uint32_t to = tile + 16 * (block * p.plane + position);
+      const uint32_t* words = from + k * kE * kWords;
+#pragma unroll
+      for (int pixel = 0; pixel < kPixels; ++pixel) {
+        uint32_t slot[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (kWide) {
+            slot[i] = words[i * kWords + pixel];
+          } else {
+            const int c = 2 * i * kWords + pixel / 2;
+            slot[i] = __byte_perm(words[c], words[c + kWords], pixel % 2 ? 0x7632 : 0x5410);
+          }
+        }
+        mma_ptx::store_shared(to + 16 * beside(pixel),
+                              Operand::prepare(make_uint4(slot[0], slot[1], slot[2], slot[3])));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void read(int chunk) {
+    if (p.copy == 4) {
+      read<4>(chunk, v);
+    } else if (p.copy == 2) {
+      read<2>(chunk, v);
+    } else {
+      read<1>(chunk, v);
     }
   }
 
   __device__ __forceinline__ void put(uint32_t tile, int chunk) const {
-    const Place first = place(chunk);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k >= chunk_items) break;
-      const int item = first.item + (k >> side_shift) * blockDim.x;
-      const int block = first.block + (k & ((1 << side_shift) - 1));
-      if (block >= p.slice_blocks || item >= items) continue;
-      const uint32_t slots = tile + block * p.plane * 16;
-      if (kWide || p.copy == 2) {
-        mma_ptx::store_shared(
-            slots + shared.positions[item] * 16,
-            make_uint4(Operand::prepare(v[4 * k]), Operand::prepare(v[4 * k + 1]),
-                       Operand::prepare(v[4 * k + 2]), Operand::prepare(v[4 * k + 3])));
-      } else {
-        put_two(k, slots, item);
-      }
+    if (p.copy == 4) {
+      put<4>(tile, chunk, v);
+    } else if (p.copy == 2) {
+      put<2>(tile, chunk, v);
+    } else {
+      put<1>(tile, chunk, v);
     }
   }
-  __device__ __forceinline__ void put_two(int k, uint32_t slots, int item) const {
-    uint32_t one[4], two[4];
+
+  // The first slice, which nothing hides: several chunks on their way at once, in the registers
+  // that the sums take later.
+  template <int kPixels>
+  __device__ __forceinline__ void first_slice() const {
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks; chunk += kAhead) {
+      Words words[kAhead];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (p.copy == 1) {
-        const uint32_t low = v[(8 * k + 2 * i) % kMmaChunkWords];
-        const uint32_t high = v[(8 * k + 2 * i + 1) % kMmaChunkWords];
-        one[i] = __byte_perm(low, high, 0x5410);
-        two[i] = __byte_perm(low, high, 0x7632);
-      } else {
-        one[i] = v[2 * i] | v[2 * i + 1] << 16;
-        two[i] = v[8 + 2 * i] | v[9 + 2 * i] << 16;
-      }
+      for (int i = 0; i < kAhead; ++i) read<kPixels>(chunk + i, words[i]);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) put<kPixels>(shared.tile, chunk + i, words[i]);
     }
-    const uint16_t* at = shared.positions + 2 * item;
-    mma_ptx::store_shared(slots + at[0] * 16, make_uint4(one[0], one[1], one[2], one[3]));
-    mma_ptx::store_shared(slots + at[1] * 16, make_uint4(two[0], two[1], two[2], two[3]));
+  }
+  __device__ __forceinline__ void first_slice() const {
+    if (p.copy == 4) {
+      first_slice<4>();
+    } else if (p.copy == 2) {
+      first_slice<2>();
+    } else {
+      first_slice<1>();
+    }
   }
 };
 

@@ -26,6 +26,85 @@ namespace upconv {
 
 // --- Main loop -------------------------------------------------------------------------------
 
+// The ring of weight stages. From compute capability 9.0 on one thread starts one bulk copy a
+// stage; before, every thread starts its part with cp.async, some 100 instructions a stage.
+struct MmaRing {
+  const unsigned char* from;  // slice of the stage that is started next
+  const int64_t slice_bytes;
+  const int stages;  // of one slice
+  int stage = 0;     // that is started next
+  int left;          // stages to start
+  int place = kMmaDepth - 1;
+  uint32_t parity = 1;
+
+  __device__ __forceinline__ MmaRing(const MmaParams& p, const MmaUnit& unit, int tile_bytes)
+      : slice_bytes(static_cast<int64_t>(p.kind[unit.kind].slice_tiles) * tile_bytes),
+        stages(p.kind[unit.kind].stage_end - p.kind[unit.kind].stage_begin),
+        left(stages * p.slices) {
+    const int64_t before = static_cast<int64_t>(unit.group) * p.chunks + unit.chunk;
+    from = reinterpret_cast<const unsigned char*>(p.w) +
+           static_cast<int64_t>(p.kind[unit.kind].weights) * tile_bytes +
+           before * p.slices * slice_bytes;
+  }
+
+  static __device__ __forceinline__ void prepare(const MmaShared& shared) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kMmaDepth; ++i) mma_ptx::barrier_init(shared.barriers + 8 * i, 1);
+      mma_ptx::barrier_init_fence();
+    }
+#endif
+  }
+
+  // Starts the copy of the next stage into `to`.
+  __device__ __forceinline__ void start(const MmaParams& p, const MmaShared& shared, int to) {
+    if (left > 0) {
+      --left;
+#if __CUDA_ARCH__ >= 900
+      if (threadIdx.x == 0) {
+        uint32_t record[2];
+        mma_ptx::load_shared(shared.stages + stage * sizeof(MmaStage), record);
+        const uint32_t bytes = (record[1] & 0xffff) * 16, barrier = shared.barriers + 8 * to;
+        mma_ptx::barrier_arrive_expect(barrier, bytes);
+        mma_ptx::bulk_copy(shared.ring + to * p.stage_bytes, from + record[0], bytes, barrier);
+      }
+#else
+      uint32_t record[2];
+      mma_ptx::load_shared(shared.stages + stage * sizeof(MmaStage), record);
+      const unsigned char* source = from + record[0] + threadIdx.x * 16;
+      uint32_t target = shared.ring + to * p.stage_bytes + threadIdx.x * 16;
+      const int jump = blockDim.x * 16;
+#pragma unroll 1
+      for (int i = threadIdx.x; i < (record[1] & 0xffff); i += blockDim.x) {
+        mma_ptx::copy_async16(target, source);
+        target += jump;
+        source += jump;
+      }
+#endif
+      if (++stage == stages) stage = 0, from += slice_bytes;
+    }
+#if __CUDA_ARCH__ < 900
+    mma_ptx::copy_async_commit();
+#endif
+  }
+
+  // Waits for the next stage, hands the last one's place on, and returns where the stage lies.
+  __device__ __forceinline__ uint32_t next(const MmaParams& p, const MmaShared& shared) {
+    const int last = place;
+    place = place + 1 == kMmaDepth ? 0 : place + 1;
+    if (place == 0) parity ^= 1;
+#if __CUDA_ARCH__ < 900
+    mma_ptx::copy_async_wait<kMmaDepth - 2>();
+#endif
+    __syncthreads();
+    start(p, shared, last);
+#if __CUDA_ARCH__ >= 900
+    mma_ptx::barrier_wait(shared.barriers + 8 * place, parity);
+#endif
+    return shared.ring + place * p.stage_bytes;
+  }
+};
+
 // Only two warps share a scheduler, so that every instruction beside the products shows: the loops
 // below hold nothing that can be known before them.
 template <typename Operand>
@@ -41,9 +120,8 @@ struct MmaLoop {
   const MmaKind& kind;
   const int warp_n;
   const int stages;  // of one slice
-  const int tiles;   // kind.dense
-  const int half;    // bits to the step's slot that the lane gives addresses for
-  const unsigned char* weights;
+  const int uniform;
+  const int half;  // bits to the step's slot that the lane gives addresses for
   uint32_t pixel[kMmaFragments];
 
   __device__ __forceinline__ MmaLoop(const MmaParams& p, const MmaShared& shared,
@@ -53,30 +131,18 @@ struct MmaLoop {
         kind(p.kind[unit.kind]),
         warp_n(threadIdx.x / 32 / p.warps_m),
         stages(kind.stage_end - kind.stage_begin),
-        tiles(kind.dense),
+        uniform(kind.uniform),
         half(threadIdx.x % 32 < 16 ? 0 : 16) {
-    const int64_t before = static_cast<int64_t>(unit.group) * p.chunks + unit.chunk;
-    weights = reinterpret_cast<const unsigned char*>(p.w) + threadIdx.x * 16 +
-              (kind.weights + before * p.slices * kind.slice_tiles) * kTileBytes;
     const int pixels = p.tile_o * p.tile_z * p.tile_y * p.tile_x;
     const int first = threadIdx.x / 32 % p.warps_m * kMmaWarpPixels + threadIdx.x % 16;
 #pragma unroll
     for (int i = 0; i < kMmaFragments; ++i) {
       const int m = min(first + i * 16, pixels - 1);
-      const int x = m % p.tile_x, row = m / p.tile_x;
-      const int y = row % p.tile_y, z = row / p.tile_y % p.tile_z, o = row / p.tile_y / p.tile_z;
+      const int row = quotient(m, p.by_tile_x), plane = quotient(row, p.by_tile_y);
+      const int o = quotient(plane, p.by_tile_z), z = plane - o * p.tile_z;
+      const int y = row - plane * p.tile_y, x = m - row * p.tile_x;
       const int slot = z * p.in_step_z * p.pitch_z + y * p.in_step_y * p.pitch_y + x;
       pixel[i] = 16 * (o * p.pitch_o + slot);
-    }
-  }
-
-  // Starts the copy of `count` vectors into a place of the ring.
-  __device__ __forceinline__ void fetch(const unsigned char* from, uint32_t to, int count) const {
-    const int jump = blockDim.x * 16;
-    to += threadIdx.x * 16;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += blockDim.x, from += jump, to += jump) {
-      mma_ptx::copy_async16(to, from);
     }
   }
 
@@ -91,10 +157,13 @@ struct MmaLoop {
     return words[1];
   }
 
-  template <int kFirst, int kEnd>
+  // Of the tiles [kFirst, kEnd); `at` is where those of tile kBase lie.
+  template <int kBase, int kFirst, int kEnd>
   __device__ __forceinline__ void load_weights(Weights& to, uint32_t at) const {
 #pragma unroll
-    for (int j = kFirst; j < kEnd; ++j) mma_ptx::load_shared(at + j * kTileBytes, to[j]);
+    for (int j = kFirst; j < kEnd; ++j) {
+      mma_ptx::load_shared(at + (j - kBase) * kTileBytes, to[j]);
+    }
   }
 
   // Products of the column tiles [kFirst, kEnd) for which `use(j)`.
@@ -104,13 +173,19 @@ struct MmaLoop {
 #pragma unroll
     for (int j = kFirst; j < kEnd; ++j) {
       if (use(j)) {
+        if constexpr (Operand::kSplit) {
+          float sum[kMmaFragments][4] = {};
 #pragma unroll
-        for (int i = 0; i < kMmaFragments; ++i) {
-          if constexpr (Operand::kSplit) {
-            Operand::multiply(d[i][j], a[i], tail[i], b[j]);
-          } else {
-            Operand::multiply(d[i][j], a[i], b[j]);
-          }
+          for (int part = 0; part < 3; ++part)  // tail x head, head x tail, head x head
+#pragma unroll
+            for (int i = 0; i < kMmaFragments; ++i) {
+              const int first = part == 1 ? 2 : 0;
+              Operand::multiply(d[i][j], sum[i], part == 0 ? tail[i] : a[i], b[j][first],
+                                b[j][first + 1], part == 2);
+            }
+        } else {
+#pragma unroll
+          for (int i = 0; i < kMmaFragments; ++i) Operand::multiply(d[i][j], a[i], b[j]);
         }
       }
     }
@@ -125,41 +200,41 @@ struct MmaLoop {
     }
   }
 
-  // One step whose tiles are the first kCount of every warp. The first half of its weights is in
-  // registers; the second half, the next step's pixels and then its first half of weights load
-  // while others multiply.
-  template <int kCount>
+  // One step with the tiles [kFirst, kEnd). The first half of its weights is in registers; the
+  // second half, the next step's pixels and then its first half of weights load while others
+  // multiply.
+  template <int kFirst, int kEnd>
   __device__ __forceinline__ void dense_step(Accumulator& d, Pixels& now, Pixels& next, Weights& b,
                                              uint32_t tile, uint32_t record, uint32_t at,
                                              int step_bytes, bool more) const {
-    constexpr int kMiddle = (kCount + 1) / 2;
+    constexpr int kMiddle = (kFirst + kEnd + 1) / 2;
     const auto use = [](int) { return true; };
     Pixels tail;
-    load_weights<kMiddle, kCount>(b, at);
+    load_weights<kFirst, kMiddle, kEnd>(b, at);
     split(now, tail);
     if (more) load_pixels(next, tile, record + sizeof(MmaStep));
-    multiply<0, kMiddle>(d, now, tail, b, use);
-    if (more) load_weights<0, kMiddle>(b, at + step_bytes);
-    multiply<kMiddle, kCount>(d, now, tail, b, use);
+    multiply<kFirst, kMiddle>(d, now, tail, b, use);
+    if (more) load_weights<kFirst, kFirst, kMiddle>(b, at + step_bytes);
+    multiply<kMiddle, kEnd>(d, now, tail, b, use);
   }
 
-  template <int kCount>
+  template <int kFirst, int kEnd>
   __device__ __forceinline__ void dense(Accumulator& d, uint32_t tile, uint32_t record, int count,
                                         uint32_t at, int step_bytes) const {
     Pixels even, odd;
     Weights b;
     load_pixels(even, tile, record);
-    load_weights<0, (kCount + 1) / 2>(b, at);
+    load_weights<kFirst, kFirst, (kFirst + kEnd + 1) / 2>(b, at);
 #pragma unroll 1
     for (; count > 1; count -= 2) {
-      dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, true);
+      dense_step<kFirst, kEnd>(d, even, odd, b, tile, record, at, step_bytes, true);
       record += sizeof(MmaStep);
       at += step_bytes;
-      dense_step<kCount>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
+      dense_step<kFirst, kEnd>(d, odd, even, b, tile, record, at, step_bytes, count > 2);
       record += sizeof(MmaStep);
       at += step_bytes;
     }
-    if (count) dense_step<kCount>(d, even, odd, b, tile, record, at, step_bytes, false);
+    if (count) dense_step<kFirst, kEnd>(d, even, odd, b, tile, record, at, step_bytes, false);
   }
 
   // Steps whose tiles differ; moves `at` behind their weights.
@@ -198,64 +273,61 @@ struct MmaLoop {
                                         uint32_t& at) const {
     if (count <= 0) return;
     const uint32_t record = shared.steps + begin * sizeof(MmaStep);
-    if (tiles == 0) return some(d, tile, record, count, at);
-    const int step_bytes = tiles * p.warps_n * kTileBytes;
-    const uint32_t mine = at + warp_n * tiles * kTileBytes;
-    at += count * step_bytes;
-    if (tiles == kTiles) return dense<kTiles>(d, tile, record, count, mine, step_bytes);
-    if constexpr (kTiles == 8) {
-      if (tiles == 6) return dense<6>(d, tile, record, count, mine, step_bytes);
+    if (!uniform) return some(d, tile, record, count, at);
+    uint32_t words[2];
+    mma_ptx::load_shared(record, words);
+    const int skip = warp_n * kTiles;
+    const uint32_t mine = words[1] >> skip & kAll;
+    const int bytes = __popc(words[1]) * kTileBytes;
+    uint32_t first = at, behind = at + count * bytes;
+    at += __popc(words[1] & ((1u << skip) - 1)) * kTileBytes;
+    if (mine == kAll) {
+      dense<0, kTiles>(d, tile, record, count, at, bytes);
+    } else if (mine == (1u << kTiles / 2) - 1) {
+      dense<0, kTiles / 2>(d, tile, record, count, at, bytes);
+    } else if (mine == (kAll & ~((1u << kTiles / 2) - 1))) {
+      dense<kTiles / 2, kTiles>(d, tile, record, count, at, bytes);
+    } else if (mine == (1u << kTiles * 3 / 4) - 1) {
+      dense<0, kTiles * 3 / 4>(d, tile, record, count, at, bytes);
+    } else if (kTiles == 8 && mine == 0x07) {
+      dense<0, 3>(d, tile, record, count, at, bytes);
+    } else if (kTiles == 8 && mine == 0x38) {
+      dense<3 % kTiles, 3 + kTiles * 3 / 8>(d, tile, record, count, at, bytes);
+    } else if (mine != 0) {
+      some(d, tile, record, count, first);
     }
-    dense<kTiles / 2>(d, tile, record, count, mine, step_bytes);
+    at = behind;
   }
 
-  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill) const {
+  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill, MmaRing& ring) const {
     const uint32_t lane = threadIdx.x % 32 * (4 * Operand::kWords);
-    const int64_t slice_bytes = static_cast<int64_t>(kind.slice_tiles) * kTileBytes;
-    const unsigned char* ahead = weights;  // slice of the stage that is fetched next
-    int ahead_stage = 0, ahead_slice = 0, place = 0;
-    const auto fetch_next = [&](int to) {
-      if (ahead_slice < p.slices) {
-        const MmaStage& stage = p.stage[kind.stage_begin + ahead_stage];
-        fetch(ahead + stage.first * 16, shared.ring + to * p.stage_bytes, stage.count);
-        if (++ahead_stage == stages) ahead_stage = 0, ++ahead_slice, ahead += slice_bytes;
-      }
-      mma_ptx::copy_async_commit();
-    };
-#pragma unroll
-    for (int i = 0; i < kMmaDepth - 1; ++i) fetch_next(i);
-    for (int c = 0; c < fill.chunks; ++c) {
-      fill.read(0, c);
-      fill.put(shared.tile, c);
-    }
     const uint32_t buffer = p.slice_blocks * p.plane * 16;
     const int share = (fill.chunks + stages - 1) / stages;  // chunks of one stage
+#pragma unroll 1
     for (int slice = 0; slice < p.slices; ++slice) {
       const uint32_t tile = shared.tile + (slice & 1) * buffer;
       const uint32_t next = shared.tile + (~slice & 1) * buffer;
       const int left = slice + 1 < p.slices ? fill.chunks : 0;
+      fill.next_slice();
+      int chunk = 0, step = 0;
+#pragma unroll 1
       for (int s = 0; s < stages; ++s) {
-        mma_ptx::copy_async_wait<kMmaDepth - 2>();
         // The stage and, at the first of a slice, the tile are there; the last stage is spent.
-        __syncthreads();
-        fetch_next(place == 0 ? kMmaDepth - 1 : place - 1);
-        const MmaStage stage = p.stage[kind.stage_begin + s];
-        uint32_t at = shared.ring + place * p.stage_bytes + lane;
-        int step = stage.step_begin - kind.step_begin;
-        const int end = stage.step_end - kind.step_begin;
-        int chunk = s * share;
+        uint32_t at = ring.next(p, shared) + lane;
+        uint32_t record[2];
+        mma_ptx::load_shared(shared.stages + s * sizeof(MmaStage), record);
+        int count = record[1] >> 16;
 #pragma unroll 1
         for (int c = chunk < left ? share : 1; c > 0; --c, ++chunk) {
-          if (chunk < left) fill.read(slice + 1, chunk);
-          const int part = c == 1 ? end - step : (end - step) / c;
+          if (chunk < left) fill.read(chunk);
+          const int part = c == 1 ? count : count / c;
           steps(d, tile, step, part, at);
           step += part;
+          count -= part;
           if (chunk < left) fill.put(next, chunk);
         }
-        place = place + 1 == kMmaDepth ? 0 : place + 1;
       }
     }
-    mma_ptx::copy_async_wait<0>();
   }
 };
 
@@ -269,21 +341,26 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
   const MmaUnit unit(p);
   const MmaKind& kind = p.kind[unit.kind];
   float d[kMmaFragments][Operand::kTiles][4];
-#pragma unroll
-  for (int i = 0; i < kMmaFragments; ++i)
-#pragma unroll
-    for (int j = 0; j < Operand::kTiles; ++j)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) d[i][j][k] = 0.f;
   if (kind.step_end > kind.step_begin) {
-    list_pixels(p, unit, shared);
-    uint2* steps = reinterpret_cast<uint2*>(memory + p.steps_at);
+    MmaStep* steps = reinterpret_cast<MmaStep*>(memory + p.steps_at);
+    MmaStage* stages = reinterpret_cast<MmaStage*>(memory + p.stages_at);
     for (int i = threadIdx.x; i < kind.step_end - kind.step_begin; i += blockDim.x) {
-      steps[i] = *reinterpret_cast<const uint2*>(&p.step[kind.step_begin + i]);
+      steps[i] = p.step[kind.step_begin + i];
     }
+    for (int i = threadIdx.x; i < kind.stage_end - kind.stage_begin; i += blockDim.x) {
+      stages[i] = p.stage[kind.stage_begin + i];
+    }
+    MmaRing::prepare(shared);
+    __syncthreads();
+    MmaRing ring(p, unit, kMmaTileBytes<Operand>);
+    for (int i = 0; i < kMmaDepth - 1; ++i) ring.start(p, shared, i);
+    MmaStore<Operand>(p, shared, unit).list_columns();
+    list_pixels(p, unit, shared);
     __syncthreads();
     MmaFill<Operand> fill(p, shared, unit);
-    MmaLoop<Operand>(p, shared, unit).run(d, fill);
+    fill.first_slice();
+    MmaStore<Operand>(p, shared, unit).begin(d);
+    MmaLoop<Operand>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
   }
   MmaStore<Operand>(p, shared, unit).run(d);
@@ -312,7 +389,8 @@ __global__ void mma_pack_weights(const __grid_constant__ MmaParams p,
   const int tile = threadIdx.x / 32;  // of all column tiles
   if (!(step.tiles >> tile & 1)) return;
   const int column = tile * 8 + lane / 4;
-  const int phase = column / p.phase_columns, c = column - phase * p.phase_columns;
+  const MmaColumn which = MmaColumn::of<Operand>(p, column);
+  const int phase = which.phase, c = which.channel;
   const int out = chunk * p.chunk + c;
   const bool exists = phase < phases && c < p.chunk && out < p.out_channels;
   alignas(16) Element values[2][kHalf];

@@ -10,6 +10,28 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
+// For n < 2^31: the multiplier exceeds 2^(31 + shift) / divisor by less than 2^shift / divisor.
+static MmaDivisor divisor_of(int divisor) {
+  MmaDivisor result{0, 0};
+  while ((1u << result.shift) < static_cast<uint32_t>(divisor)) ++result.shift;
+  const uint64_t power = uint64_t{1} << (31 + result.shift);
+  result.multiplier = static_cast<uint32_t>((power + divisor - 1) / divisor);
+  return result;
+}
+
+// Sets how many pixels are read at a time. Words of an item: 4 channels of 32 bits, 8 of 16.
+static void read_by(int pixels, MmaParams* params) {
+  MmaParams& p = *params;
+  const bool wide = p.operand == 0 || p.operand == 3;
+  const int words = wide ? 4 * pixels : 8 * ((pixels + 1) / 2);
+  const int each = kMmaChunkWords / words * 32 * p.warps_m * p.warps_n;
+  p.copy = pixels;
+  p.items = p.tile_o * p.fill_z * p.fill_y * p.fill_x / pixels;
+  p.slice_items = p.slice_blocks * p.items;
+  p.chunks_a_slice = (p.slice_items + each - 1) / each;
+  p.by_items = divisor_of(p.items);
+}
+
 bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   MmaParams& p = plan->params;
   int64_t at = 0;
@@ -20,11 +42,27 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   if (p.kinds > kMmaMaxKinds || p.rows > kMmaMaxRows || p.phases > kMmaMaxPhases ||
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
+  const struct {
+    int divisor;
+    MmaDivisor* by;
+  } divisors[] = {{p.kinds, &p.by_kinds},         {p.chunks, &p.by_chunks},
+                  {p.groups, &p.by_groups},       {p.tiles_x, &p.by_tiles_x},
+                  {p.tiles_y, &p.by_tiles_y},     {p.tiles_z, &p.by_tiles_z},
+                  {p.tile_x, &p.by_tile_x},       {p.tile_y, &p.by_tile_y},
+                  {p.tile_z, &p.by_tile_z},       {p.fill_x, &p.by_fill_x},
+                  {p.fill_y, &p.by_fill_y},       {p.fill_z, &p.by_fill_z},
+                  {p.in_step_x, &p.by_in_step_x}, {p.phase_columns, &p.by_phase_columns}};
+  for (const auto& each : divisors) {
+    if (each.divisor < 1) return false;
+    *each.by = divisor_of(each.divisor);
+  }
+  if (p.copy != 1 && p.copy != 2 && p.copy != 4) return false;
+  read_by(p.copy, &p);
   for (int i = 0; i < p.kinds; ++i) {
     MmaKind& kind = p.kind[i];
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
                        &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
-                       &kind.dense, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
+                       &kind.uniform, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
       *field = take();
   }
   for (int i = 0; i < p.rows; ++i) {
@@ -42,10 +80,9 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     source.first = static_cast<uint16_t>(take());
   }
   for (int i = 0; i < p.stages; ++i) {
-    p.stage[i].first = take();
-    p.stage[i].count = static_cast<uint16_t>(take());
-    p.stage[i].step_begin = static_cast<uint16_t>(take());
-    p.stage[i].step_end = static_cast<uint16_t>(take());
+    p.stage[i].first = 16 * static_cast<uint32_t>(take());
+    const uint32_t vectors = static_cast<uint32_t>(take()), begin = static_cast<uint32_t>(take());
+    p.stage[i].bytes_steps = vectors | (static_cast<uint32_t>(take()) - begin) << 16;
   }
   for (int i = 0; i < p.taps; ++i) plan->pack.tap[i] = static_cast<int16_t>(take());
   return at == length;
@@ -73,9 +110,10 @@ cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cuda
 
 cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
   MmaParams params = planned;
-  // Inputs at odd storage offsets are read element by element.
-  const int alignment = params.copy == 2 ? 16 : params.copy == 1 ? 4 : 1;
-  if (reinterpret_cast<uintptr_t>(params.x) % alignment != 0) params.copy = 0;
+  // Inputs at odd storage offsets are read pixel by pixel.
+  const int element = params.operand == 0 || params.operand == 3 ? 4 : 2;
+  const int group = params.copy * element;
+  if (reinterpret_cast<uintptr_t>(params.x) % group != 0) read_by(1, &params);
 #define UPCONV_TRY(index, name) \
   if (params.operand == index) return mma_fprop_##name(params, stream);
   UPCONV_OPERANDS(UPCONV_TRY)
