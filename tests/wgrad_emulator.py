@@ -133,12 +133,13 @@ def fill_plane(
             x = (column * plan.spread + plane["start"] + point) * plan.step_x + plane["phase_x"]
             if plan.copy > 2:
                 check_copy(plan, i, point, x)
+            inside = 0 <= x < plan.out_w
+            x -= x % phases
             for phase in range(phases):
                 values = np.zeros(plan.rows)
                 found = slice_of(plan, image + i)
                 z = found[1] * plan.step_z + plane["depth"] if found else -1
-                inside = 0 <= y < plan.out_h and 0 <= z < plan.out_d
-                if inside and found and 0 <= x + phase < plan.out_w:
+                if inside and found and 0 <= y < plan.out_h and 0 <= z < plan.out_d:
                     channel = plane["channel"]
                     some = gy[found[0], channel : channel + plan.rows, z, y, x + phase]
                     values[: len(some)] = some
@@ -173,7 +174,8 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
                             b = chunk[unit, vector, :, word, e]
                         else:
                             b = chunk[unit, vector, :, t, e]
-                        total += np.outer(rows[:, point, run["high"]], b)
+                        turn = run["high"] if run["high"] < 2 else (run["high"] + point - base) % 2
+                        total += np.outer(rows[:, point, turn], b)
     return total
 
 

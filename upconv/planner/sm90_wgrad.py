@@ -31,8 +31,8 @@ MAX_JOBS, MAX_PLANES, MAX_RUNS, MAX_STAGES = 64, 8, 9, 16
 UNIT = 32
 """Pixels that one set of registers covers."""
 PRODUCERS = 128
-FIXED_BYTES = 1024 + 128
-"""Barriers and the table of pieces, and slack after the last channel."""
+FIXED_BYTES = 1024 + 4 * PRODUCERS * 16 + 128
+"""Barriers and tables, the producers' notes, and slack after the last channel."""
 MAX_PIXELS = 128
 INT = 2**31
 
@@ -60,16 +60,19 @@ class Chunk:
 
 def point_step(problem: Problem, form: Form) -> int:
     """Elements of grad_output from one point of a plane to the next."""
-    if form.pairs:
-        return 4 // problem.element_bytes
-    return problem.stride[2]
+    return 1 if form.spread == 2 else problem.stride[2]
+
+
+def contiguous(problem: Problem, form: Form) -> bool:
+    """Do the points of a plane follow each other in memory?"""
+    return point_step(problem, form) * problem.element_bytes == form.point_bytes
 
 
 def copy_bytes(problem: Problem, form: Form) -> int:
     """Bytes of one copy of grad_output; 2: element by element, which waits for memory."""
     row = problem.out_size[2] * problem.element_bytes
-    if not form.pairs and problem.stride[2] > 1:
-        return problem.element_bytes
+    if not contiguous(problem, form):
+        return form.point_bytes
     return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
@@ -79,8 +82,7 @@ def points_of_copy(problem: Problem, form: Form) -> int:
 
 def jobs_of(problem: Problem, form: Form) -> list[Job]:
     """The jobs of a form, with planes that start where copies may."""
-    contiguous = form.pairs or problem.stride[2] == 1
-    return jobs(problem, form, points_of_copy(problem, form) if contiguous else 1)
+    return jobs(problem, form, points_of_copy(problem, form))
 
 
 def copy_input_bytes(problem: Problem) -> int:
@@ -124,8 +126,8 @@ def chunks(
             plane_bytes = rows * pitch * form.point_bytes
             stage = up(input_bytes + planes * plane_bytes, 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-            # One chunk more than must be: the consumers' slot is free while they work.
-            lag = min(max(stages - extra - 3, 1), 2)
+            # The consumers have one chunk at hand and one to come; the rest is on its way.
+            lag = min(max(stages - extra - 2, 1), 3)
             if stages >= lag + extra + 1:
                 sizes = (rows, input_bytes, plane_bytes, stage)
                 yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
@@ -331,9 +333,8 @@ def job_record(job: Job) -> list[int]:
                 assert place is not None
                 skew = place[1] % form.vector
                 back = job.extra_rows - (run.shift_y - job.shift_y)
-                high = run.phase_x if form.pairs else 0
                 slots[(c * form.groups + g) * WARPS + warp] = [
-                    *(place[0], back, place[1] - skew, skew, high, run.count),
+                    *(place[0], back, place[1] - skew, skew, form.high(run), run.count),
                     *(channel, run.tap),
                 ]
     for slot in slots:

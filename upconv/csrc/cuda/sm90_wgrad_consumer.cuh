@@ -67,8 +67,9 @@ struct Window<Operand, T, kPairs, 4> {
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[S * m + t]; }
 };
 
-// 16-bit types with both width phases of a point in one word, of which `high` picks one: words of
-// two pixels, m + t / 2 and m + t / 2 + 2 for instruction m; an odd tap starts in mid-word.
+// 16-bit types, a word for each point, of which `high` picks one half: 0 or 1, or by turns (odd
+// strides) from the first (2) or second (3) half on. Words of two pixels, m + t / 2 and m + t / 2 +
+// 2 for instruction m; an odd tap starts in mid-word.
 template <typename Operand, int T>
 struct Window<Operand, T, true, 2> {
   using Piece = int;
@@ -93,7 +94,9 @@ struct Window<Operand, T, true, 2> {
         ptx::load_shared(four, from + half * eight_channels + 4 * i);
         w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
       }
-      auto two = [&](int i) { return __byte_perm(w[kSkew + i], w[kSkew + i + 1], select); };
+      const auto two = [&](int i) {
+        return __byte_perm(w[kSkew + i], w[kSkew + i + 1], i % 2 == 0 ? even : odd);
+      };
 #pragma unroll
       for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
 #pragma unroll
@@ -104,11 +107,11 @@ struct Window<Operand, T, true, 2> {
 
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int high) {
-    const uint32_t select = high ? 0x7632 : 0x5410, from = base + piece;
-    if (skew == 0) return load_at<0>(from, eight_channels, select);
-    if (skew == 1) return load_at<1>(from, eight_channels, select);
-    if (skew == 2) return load_at<2>(from, eight_channels, select);
-    load_at<3>(from, eight_channels, select);
+    const uint32_t from = base + piece;
+    if (skew == 0) return load_at<0>(from, eight_channels, high);
+    if (skew == 1) return load_at<1>(from, eight_channels, high);
+    if (skew == 2) return load_at<2>(from, eight_channels, high);
+    load_at<3>(from, eight_channels, high);
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] {
@@ -163,10 +166,10 @@ struct Consumer {
   const WgradParams& p;
   const Shared& shared;
   const Share share;
-  const int extra_rows, stages, stage_bytes;
+  const int extra_rows;
   float d[G][T][N / 2];
   uint32_t place[G];  // of a run's first window, in a stage
-  int back[G], skew[G], high[G];
+  int how[G];         // its chunks back, skew and high, a byte each: registers are short
   Slot slot, release;
   int lead = 0;  // chunks seen and not given back
 
@@ -174,9 +177,7 @@ struct Consumer {
       : p(p),
         shared(shared),
         share(p),
-        extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))),
-        stages(ptx::pinned(p.stages)),
-        stage_bytes(ptx::pinned(p.stage_bytes)) {
+        extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
     const int thread = threadIdx.x % 128;
 #pragma unroll
     for (int g = 0; g < G; ++g) {
@@ -184,22 +185,20 @@ struct Consumer {
       const int row = run.channel % kRows + thread % 32 / 4;
       place[g] = ptx::pinned(shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                              (row * p.pitch + run.offset) * point_bytes(p));
-      back[g] = ptx::pinned(static_cast<int>(run.back));
-      skew[g] = ptx::pinned(static_cast<int>(run.skew));
-      high[g] = ptx::pinned(static_cast<int>(run.high));
+      how[g] = ptx::pinned(run.back | run.skew << 8 | run.high << 16);
     }
   }
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    slot.advance(stages);
+    slot.advance(p.stages);
     if (lead < extra_rows) {
       ++lead;
       return;
     }
     if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * release.index);
     __syncwarp();
-    release.advance(stages);
+    release.advance(p.stages);
   }
 
   // The products of one unit of pixels with `kTogether` runs from the first-th on.
@@ -218,7 +217,7 @@ struct Consumer {
       Runs window[kTogether];
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g], eight, piece, part, skew[g], high[g]);
+        window[g - kFirst].load(base[g], eight, piece, part, how[g] >> 8 & 0xff, how[g] >> 16);
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < Runs::kTogether; ++m)
@@ -238,10 +237,10 @@ struct Consumer {
     uint32_t base[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      const int stage = slot.index - back[g];
-      base[g] = place[g] + (stage < 0 ? stage + stages : stage) * stage_bytes;
+      const int stage = slot.index - (how[g] & 0xff);
+      base[g] = place[g] + (stage < 0 ? stage + p.stages : stage) * p.stage_bytes;
     }
-    uint32_t tile = shared.stages + slot.index * stage_bytes;
+    uint32_t tile = shared.stages + slot.index * p.stage_bytes;
     const int* pieces = shared.pieces;
 #pragma unroll 1
     for (int left = units; left > 0; --left) {
@@ -252,7 +251,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void walk() {
-    const int units = ptx::pinned(chunk_pixels(p) / kUnit);
+    const int units = chunk_pixels(p) / kUnit;
     const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
     for (int index = share.first; index < share.end; ++index) {
       const Unit unit(p, index);

@@ -11,10 +11,13 @@ namespace upconv::wgrad {
 // --- Configuration ---------------------------------------------------------------------------
 
 constexpr int kProducers = 128;
-constexpr int kUnit = 32;           // pixels that one set of registers covers
-constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of a chunk lie
-constexpr int kSlackBytes = 128;    // windows may reach past the last channel
-constexpr int kRows = 64;           // most channels of a plane of grad_output
+constexpr int kUnit = 32;       // pixels that one set of registers covers
+constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
+constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
+constexpr int kSpotsAt = 1024;  // and of their own places in the present unit of work
+constexpr int kHeaderBytes = kSpotsAt + 4 * kProducers * 16;
+constexpr int kSlackBytes = 128;  // windows may reach past the last channel
+constexpr int kRows = 64;         // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
 // word t of vector v. 16-bit types without pairs keep their pixels in order.
@@ -40,15 +43,20 @@ __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
+static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kSpotsAt - kPlanesAt,
+              "the header is too small");
+
 struct Shared {
   uint32_t full, empty;  // barrier arrays
   int* pieces;           // point of each 8-pixel piece of a chunk
-  uint32_t stages;
+  uint32_t planes, spots, stages;
 
   __device__ __forceinline__ explicit Shared(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kWgradMaxStages;
-    pieces = reinterpret_cast<int*>(memory + 2 * 8 * kWgradMaxStages);
+    pieces = reinterpret_cast<int*>(memory + kPiecesAt);
+    planes = full + kPlanesAt;
+    spots = full + kSpotsAt;
     stages = full + kHeaderBytes;
   }
 };

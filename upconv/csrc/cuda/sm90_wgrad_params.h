@@ -22,7 +22,7 @@ constexpr int kWgradMaxStages = 16;
   X(tile_n)    /* input channels of one block: N */                                          \
   X(groups)    /* runs of taps of one warpgroup: G */                                        \
   X(run)       /* neighbouring taps of one run: T */                                         \
-  X(pairs)     /* 1: planes hold both width phases side by side */                           \
+  X(pairs)     /* 1: planes hold words as they lie in memory */                              \
   X(batch)                                                                                   \
   X(in_channels)                                                                             \
   X(in_d)                                                                                    \
@@ -74,10 +74,10 @@ struct WgradPlane {
 // The taps of 16 channels of grad_output: one warp's share of a product.
 struct WgradRun {
   int8_t plane;
-  int8_t back;      // chunks back in the ring: 0 is the newest row
-  int8_t offset;    // first point of the window, a multiple of 4 (in order: of 2)
-  int8_t skew;      // points from there to the run's first
-  int8_t high;      // 16-bit pairs: 1 for the second width phase
+  int8_t back;    // chunks back in the ring: 0 is the newest row
+  int8_t offset;  // first point of the window, a multiple of 4 (in order: of 2)
+  int8_t skew;    // points from there to the run's first
+  int8_t high;  // 16-bit pairs: the half of a word, 0 or 1; by turns from the first (2), second (3)
   int8_t count;     // taps; 0: nothing is stored
   int16_t channel;  // first of its 16 channels of grad_output
   int16_t tap;      // position of the first tap in the weight

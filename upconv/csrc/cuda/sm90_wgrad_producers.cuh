@@ -10,10 +10,9 @@ namespace upconv::wgrad {
 // --- Who copies what -------------------------------------------------------------------------
 
 // What one thread copies of each row of a chunk: always the same place, in every `jump`-th channel.
-// Every division is done once, before the first chunk. (Registers are short here: 56 of them beside
-// three consumers.)
+// Every division is done once, before the first chunk.
 struct Place {
-  int channel, jump, count;
+  int channel, log_jump, count;
   int where;  // image * 65536 + point
 
   // `per_image` items of `points` points each, `images` times; they begin at point `first`.
@@ -21,19 +20,21 @@ struct Place {
     const int row = max(per_image * images, 1), thread = threadIdx.x, item = thread % row;
     const int image = per_image > 0 ? item / per_image : 0;
     // A power of two that divides the channels evenly.
-    jump = min(1 << (31 - __clz(kProducers / row)), channels & -channels);
+    const int jump = min(1 << (31 - __clz(kProducers / row)), channels & -channels);
+    log_jump = 31 - __clz(jump);
     channel = thread / row;
-    count = per_image > 0 && channel < jump ? channels / jump : 0;
+    count = per_image > 0 && channel < jump ? channels >> log_jump : 0;
     where = image << 16 | (first + (item - image * per_image) * points);
   }
-  __device__ __forceinline__ Place(int channel, int jump, int count, int where)
-      : channel(channel), jump(jump), count(count), where(where) {}
+  __device__ __forceinline__ Place(int channel, int log_jump, int count, int where)
+      : channel(channel), log_jump(log_jump), count(count), where(where) {}
 
   __device__ __forceinline__ int image() const { return where >> 16; }
   __device__ __forceinline__ int point() const { return where & 0xffff; }
-  // How many of this thread's channels exist, `channels` of them counted from its first.
+  // How many of this thread's channels exist, `channels` of them counted from its first: 0 or
+  // less where none does.
   __device__ __forceinline__ int existing(int channels) const {
-    return channels > 0 ? (channels + jump - 1) >> (31 - __clz(jump)) : 0;
+    return (channels + (1 << log_jump) - 1) >> log_jump;
   }
 };
 
@@ -45,26 +46,25 @@ struct Place {
 __device__ __forceinline__ Place square(int units, int squares, int channels) {
   const int row = units * squares, thread = threadIdx.x / 8, item = thread % row;
   const int jump = min(8 << (31 - __clz(kProducers / 8 / row)), channels & -channels);
-  const int channel = thread / row * 8 + threadIdx.x % 8;
+  const int channel = thread / row * 8 + threadIdx.x % 8, log_jump = 31 - __clz(jump);
   const int where = item / squares << 16 | item % squares;
-  return Place(channel, jump, channel < jump ? channels / jump : 0, where);
+  return Place(channel, log_jump, channel < jump ? channels >> log_jump : 0, where);
 }
 
 // --- Producers -------------------------------------------------------------------------------
 
-template <typename Operand, bool kPairs>
+// One warp a scheduler issues an instruction every 4 to 6 cycles: what a chunk costs is the number
+// of instructions. So all that a unit of work has in common is computed at its start, and kept in
+// shared memory: there are too few registers for it.
+template <typename Operand, int N, bool kPairs>
 struct Producer {
   using Element = typename Operand::Element;
   using Layout = Shape<Operand, kPairs>;
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   static constexpr int kSquares = Layout::kVectors / 4;  // of a channel in a unit
-
-  // A place of grad_output's in the present unit of work.
-  struct Spot {
-    const Element* channel;  // the image's, for the place's first channel of the first plane
-    int depth, column;
-  };
+  static constexpr uint32_t kVector = Layout::vector_step(N);
+  static constexpr int kWhole = 0x10101010;  // all four vectors of a square exist
 
   const WgradParams& p;
   const Shared& shared;
@@ -72,35 +72,52 @@ struct Producer {
   const WgradJob& job;
   const Place x;           // a copy or a square of the input
   const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
-  uint32_t x_target, main_target, halo_target;
-  const Element* from;  // row 0 of this thread's input in the present unit
-  int beyond[4];        // from there to each vector of a square
-  int bytes;            // to copy from each vector, a byte for each; 0 where nothing exists
-  Spot at_main, at_halo;
+  uint32_t x_target, main_target, halo_target, spots;
 
   __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared)
       : p(p),
         shared(shared),
         share(p),
         job(p.job[share.job]),
-        x(squares() ? square(chunk_pixels(p) / kUnit, kSquares, p.tile_n)
-                    : Place(p.segment / per_input(), p.images, per_input(), 0, p.tile_n)),
+        x(squares() ? square(chunk_pixels(p) / kUnit, kSquares, N)
+                    : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
         main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
         halo((p.filled - p.segment * p.spread) / per_copy(), p.images, per_copy(),
-             p.segment * p.spread, p.rows) {
+             p.segment * p.spread, p.rows),
+        spots(shared.spots + threadIdx.x * 16) {
     constexpr int kWords = Layout::kWords, kVectors = Layout::kVectors;
     const int word = (x.image() * p.segment + x.point()) / kPerWord;
     const int unit = word / kWords, in_unit = word % kWords;
     const int vector = Layout::kWoven ? in_unit % kVectors : in_unit / 4;
     const int place = Layout::kWoven ? in_unit / kVectors : in_unit % 4;
-    const int step = Layout::vector_step(p.tile_n), point = point_bytes(p);
-    x_target = squares() ? (x.image() * kVectors + x.point() * 4) * step
-                         : (unit * kVectors + vector) * step + place * 4;
+    x_target = squares() ? (x.image() * kVectors + x.point() * 4) * kVector
+                         : (unit * kVectors + vector) * kVector + place * 4;
     x_target += x.channel * 16;
-    main_target = p.input_bytes +
-                  (main.channel * p.pitch + main.image() * p.segment_pitch + main.point()) * point;
-    halo_target = p.input_bytes +
-                  (halo.channel * p.pitch + halo.image() * p.segment_pitch + halo.point()) * point;
+    main_target = plane_target(main);
+    halo_target = plane_target(halo);
+    if (threadIdx.x < job.planes) describe_plane(job.plane[threadIdx.x]);
+    ptx::warpgroup_sync(1);
+  }
+
+  __device__ __forceinline__ uint32_t plane_target(const Place& place) const {
+    return p.input_bytes +
+           (place.channel * p.pitch + place.image() * p.segment_pitch + place.point()) *
+               point_bytes(p);
+  }
+
+  // What every thread adds to its own place: where the plane begins, and what exists of it.
+  __device__ __forceinline__ void describe_plane(const WgradPlane& plane) const {
+    const int column = plane.start * p.step_x + plane.phase_x;
+    const int64_t offset = static_cast<int64_t>(plane.channel) * p.out_volume +
+                           (static_cast<int64_t>(plane.depth) * p.out_h + plane.phase_y) * p.out_w +
+                           column;
+    const uint32_t target = shared.planes + threadIdx.x * 32;
+    ptx::store_shared(target,
+                      uint4{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32),
+                            static_cast<uint32_t>(p.out_channels - plane.channel), 0u});
+    ptx::store_shared(
+        target + 16, uint4{static_cast<uint32_t>(plane.phase_y), static_cast<uint32_t>(plane.depth),
+                           static_cast<uint32_t>(column), 0u});
   }
 
   __device__ __forceinline__ bool squares() const { return Layout::kWoven && p.copy_input >= 8; }
@@ -136,11 +153,18 @@ struct Producer {
   __device__ static __forceinline__ void copy_channels(uint32_t target, uint32_t jump,
                                                        const Element* source, int64_t step,
                                                        int count, int exist) {
+    const bool whole = exist >= count;
 #pragma unroll 1
     for (; count >= kBatch; count -= kBatch, exist -= kBatch) {
+      if (whole) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k)
-        ptx::copy_async<kBytes>(target + k * jump, source + k * step, k < exist ? kBytes : 0);
+        for (int k = 0; k < kBatch; ++k)
+          ptx::copy_async<kBytes>(target + k * jump, source + k * step, kBytes);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+          ptx::copy_async<kBytes>(target + k * jump, source + k * step, k < exist ? kBytes : 0);
+      }
       source += kBatch * step;
       target += kBatch * jump;
     }
@@ -175,10 +199,12 @@ struct Producer {
 
   // --- The input -----------------------------------------------------------------------------
 
-  // Where the unit's part of the input begins, for this thread.
-  __device__ __forceinline__ void find_input(const Unit& unit) {
+  // Where the unit's part of the input begins, for this thread: row 0 of it, the bytes that exist
+  // of each vector of a square, a byte for each, and the way to the other vectors.
+  __device__ __forceinline__ void find_input(const Unit& unit) const {
     const int pieces = p.segment / 8;
-    bytes = 0;
+    const Element* from = nullptr;
+    uint32_t bytes = 0, beyond[4] = {};
 #pragma unroll
     for (int t = 0; t < (Layout::kWoven ? 4 : 1); ++t) {
       const int piece = x.image() * 4 + t, inside = squares() ? piece / pieces : x.image();
@@ -190,40 +216,58 @@ struct Producer {
       const Element* vector = static_cast<const Element*>(p.x) + channel * p.in_volume +
                               static_cast<int64_t>(z) * p.in_h * p.in_w + column;
       if (t == 0) from = vector;
-      beyond[t] = static_cast<int>(vector - from);
+      beyond[t] = static_cast<uint32_t>(vector - from);
       const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
       bytes |= there << 8 * t;
     }
+    const uint64_t address = reinterpret_cast<uint64_t>(from);
+    ptx::store_shared(spots, uint4{static_cast<uint32_t>(address),
+                                   static_cast<uint32_t>(address >> 32), bytes, 0u});
+    ptx::store_shared(spots + kProducers * 16, uint4{beyond[1], beyond[2], beyond[3], 0u});
   }
 
   template <int kBytes>
   __device__ __forceinline__ void copy_squares(uint32_t target, const Element* source, int64_t step,
-                                               int exist) const {
+                                               int bytes, int exist) const {
     constexpr int kCopies = 16 / kBytes;
-    const uint32_t vector = Layout::vector_step(p.tile_n);
+    const uint32_t jump = 16 << x.log_jump;
+    uint4 beyond;
+    ptx::load_shared(beyond, spots + kProducers * 16);
+    const int to[4] = {0, static_cast<int>(beyond.x), static_cast<int>(beyond.y),
+                       static_cast<int>(beyond.z)};
+    const bool whole = bytes == kWhole && exist >= x.count;
 #pragma unroll 1
     for (int i = 0; i < x.count; ++i) {
       const int there = i < exist ? bytes : 0;
 #pragma unroll
       for (int t = 0; t < 4; ++t)
 #pragma unroll
-        for (int k = 0; k < kCopies; ++k)
-          ptx::copy_async<kBytes>(target + t * vector + k * kBytes,
-                                  source + beyond[t] + k * (kBytes / kElement),
-                                  (there >> 8 * t & 0xff) > k * kBytes ? kBytes : 0);
+        for (int k = 0; k < kCopies; ++k) {
+          const uint32_t to_shared = target + t * kVector + k * kBytes;
+          const Element* from = source + to[t] + k * (kBytes / kElement);
+          if (whole) {
+            ptx::copy_async<kBytes>(to_shared, from, kBytes);
+          } else {
+            ptx::copy_async<kBytes>(to_shared, from,
+                                    (there >> 8 * t & 0xff) > k * kBytes ? kBytes : 0);
+          }
+        }
       source += step;
-      target += x.jump * 16;
+      target += jump;
     }
   }
 
   __device__ __forceinline__ void copy_input(uint32_t stage, int row) const {
-    const Element* source = from + static_cast<int64_t>(row) * p.in_w;
-    const int64_t step = static_cast<int64_t>(p.in_volume) * x.jump;
-    const uint32_t target = stage + x_target, jump = x.jump * 16;
+    uint4 spot;
+    ptx::load_shared(spot, spots);
+    const int bytes = spot.z;
+    const Element* source = pointer(spot) + static_cast<int64_t>(row) * p.in_w;
+    const int64_t step = static_cast<int64_t>(p.in_volume) << x.log_jump;
+    const uint32_t target = stage + x_target, jump = 16 << x.log_jump;
     const int most = x.existing(p.in_channels - share.channel - x.channel);
     if (squares()) {
-      if (p.copy_input == 16) return copy_squares<16>(target, source, step, most);
-      return copy_squares<8>(target, source, step, most);
+      if (p.copy_input == 16) return copy_squares<16>(target, source, step, bytes, most);
+      return copy_squares<8>(target, source, step, bytes, most);
     }
     const int exist = bytes > 0 ? most : 0;
     if (p.copy_input == 2) {
@@ -241,27 +285,27 @@ struct Producer {
   // Weaves the squares that this thread has copied. TF32 is rounded on the way; the other operand
   // is rounded on its way through the consumers' registers.
   __device__ __forceinline__ void weave(uint32_t target) const {
-    const uint32_t vector = Layout::vector_step(p.tile_n);
+    const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
     for (int i = 0; i < x.count; ++i) {
       uint4 v[4];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) ptx::load_shared(v[t], target + t * vector);
+      for (int t = 0; t < 4; ++t) ptx::load_shared(v[t], target + t * kVector);
       const auto put = [&](int t, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-        ptx::store_shared(target + t * vector, uint4{Operand::prepare(a), Operand::prepare(b),
-                                                     Operand::prepare(c), Operand::prepare(d)});
+        ptx::store_shared(target + t * kVector, uint4{Operand::prepare(a), Operand::prepare(b),
+                                                      Operand::prepare(c), Operand::prepare(d)});
       };
       put(0, v[0].x, v[1].x, v[2].x, v[3].x);
       put(1, v[0].y, v[1].y, v[2].y, v[3].y);
       put(2, v[0].z, v[1].z, v[2].z, v[3].z);
       put(3, v[0].w, v[1].w, v[2].w, v[3].w);
-      target += x.jump * 16;
+      target += jump;
     }
   }
 
   // TF32 copied word by word: rounds the words that this thread has copied.
   __device__ __forceinline__ void round_input(uint32_t target) const {
-    const uint32_t jump = x.jump * 16;
+    const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
     for (int i = 0; i < x.count; i += 4) {
       uint32_t v[4];
@@ -277,47 +321,67 @@ struct Producer {
 
   // --- grad_output ---------------------------------------------------------------------------
 
-  __device__ __forceinline__ Spot find(const Unit& unit, const Place& place) const {
+  // Where a place's part of grad_output begins in the unit of work: its first channel, slice and
+  // column, to which a chunk adds its row and a plane its offset.
+  __device__ __forceinline__ void find(const Unit& unit, const Place& place, uint32_t spot) const {
     const int image = unit.image + place.image();
-    const int n = image / p.in_d, z = image - n * p.in_d;
+    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z;
+    const int column = (unit.column * p.spread + place.point()) * p.step_x;
     const int64_t channel = static_cast<int64_t>(n) * p.out_channels + place.channel;
+    const Element* from = static_cast<const Element*>(p.gy) + channel * p.out_volume +
+                          static_cast<int64_t>(z) * p.out_h * p.out_w + column;
+    const uint64_t address = reinterpret_cast<uint64_t>(from);
     // No depth of grad_output's is that small: what does not exist is never inside.
-    const int depth = n < p.batch ? z * p.step_z : INT_MIN / 2;
-    return {static_cast<const Element*>(p.gy) + channel * p.out_volume, depth,
-            (unit.column * p.spread + place.point()) * p.step_x};
+    ptx::store_shared(
+        spot,
+        uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
+              static_cast<uint32_t>(n < p.batch ? z : INT_MIN / 2), static_cast<uint32_t>(column)});
   }
 
-  __device__ __forceinline__ void copy_plane(uint32_t target, const WgradPlane& plane, int row,
-                                             const Place& place, const Spot& spot) const {
-    const int y = row * p.step_y + plane.phase_y, z = spot.depth + plane.depth;
-    const int column = spot.column + plane.start * p.step_x + plane.phase_x;
-    const bool row_inside =
-        static_cast<unsigned>(y) < p.out_h && static_cast<unsigned>(z) < p.out_d;
-    const bool inside = row_inside && static_cast<unsigned>(column) < p.out_w;
-    const uint32_t jump = p.pitch * point_bytes(p) * place.jump;
-    const Element* source = spot.channel + static_cast<int64_t>(plane.channel) * p.out_volume +
-                            (static_cast<int64_t>(z) * p.out_h + y) * p.out_w + column;
-    const int64_t step = static_cast<int64_t>(p.out_volume) * place.jump;
-    const int most = place.existing(p.out_channels - plane.channel - place.channel);
+  __device__ static __forceinline__ const Element* pointer(const uint4& spot) {
+    return reinterpret_cast<const Element*>(static_cast<uint64_t>(spot.y) << 32 | spot.x);
+  }
+
+  // The part of one plane and row at one place.
+  __device__ __forceinline__ void copy_plane(uint32_t target, uint32_t plane, int row,
+                                             const Place& place, uint32_t spot_at) const {
+    uint4 spot, begin, bounds;
+    ptx::load_shared(spot, spot_at);
+    ptx::load_shared(begin, plane);
+    ptx::load_shared(bounds, plane + 16);
+    const int64_t offset = static_cast<int64_t>(static_cast<uint64_t>(begin.y) << 32 | begin.x);
+    const Element* source = pointer(spot) + offset + static_cast<int64_t>(row) * p.out_w;
+    const uint32_t column = spot.w + bounds.z;
+    const bool row_inside = row + bounds.x < static_cast<uint32_t>(p.out_h) &&
+                            spot.z + bounds.y < static_cast<uint32_t>(p.out_d);
+    const bool inside = row_inside && column < static_cast<uint32_t>(p.out_w);
+    const uint32_t jump = (p.pitch * point_bytes(p)) << place.log_jump;
+    const int64_t step = static_cast<int64_t>(p.out_volume) << place.log_jump;
+    const int most = place.existing(static_cast<int>(begin.z) - place.channel);
     const int exist = inside ? most : 0, count = place.count;
     if (p.copy == 16) {
       copy_channels<16, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 8) {
       copy_channels<8, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 4) {
-      copy_channels<4, 4>(target, jump, source, step, count, exist);
+      // A 16-bit element comes with the word that holds it.
+      const uint64_t word = reinterpret_cast<uint64_t>(source) & ~uint64_t{3};
+      copy_channels<4, 4>(target, jump, reinterpret_cast<const Element*>(word), step, count, exist);
     } else if constexpr (kElement == 2 && !kPairs) {
       copy_elements(target, jump, source, step, count, most, p.step_x, inside,
-                    row_inside && static_cast<unsigned>(column + p.step_x) < p.out_w);
+                    row_inside && column + p.step_x < static_cast<uint32_t>(p.out_w));
     }
   }
 
   __device__ __forceinline__ void copy_planes(uint32_t stage, int row) const {
+    uint32_t plane = shared.planes;
+    const uint32_t end = plane + job.planes * 32;
+    row *= p.step_y;
 #pragma unroll 1
-    for (int i = 0; i < job.planes; ++i) {
-      copy_plane(stage + main_target, job.plane[i], row, main, at_main);
-      if (p.filled > p.segment * p.spread)
-        copy_plane(stage + halo_target, job.plane[i], row, halo, at_halo);
+    for (; plane < end; plane += 32) {
+      copy_plane(stage + main_target, plane, row, main, spots + 2 * kProducers * 16);
+      if (halo.count > 0)
+        copy_plane(stage + halo_target, plane, row, halo, spots + 3 * kProducers * 16);
       stage += p.plane_bytes;
     }
   }
@@ -350,14 +414,14 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run() const {
     Slot newest, oldest;
     int count = 0;
     for (int index = share.first; index < share.end; ++index) {
       const Unit unit(p, index);
       find_input(unit);
-      at_main = find(unit, main);
-      at_halo = find(unit, halo);
+      find(unit, main, spots + 2 * kProducers * 16);
+      find(unit, halo, spots + 3 * kProducers * 16);
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index, newest.parity ^ 1);
         const uint32_t stage = shared.stages + newest.index * p.stage_bytes;
