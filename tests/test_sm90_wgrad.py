@@ -237,7 +237,7 @@ def test_both_sides_agree_on_shared_memory(tmp_path: Path) -> None:
     assert int(fixed) == FIXED_BYTES
     for line in lines:
         element, pairs, n, unit_bytes = map(int, line.split())
-        form = Form(2, n, 1, 1, bool(pairs), element)
+        form = Form(2, n, 1, 1, bool(pairs), element, 2)
         assert sm90_wgrad.unit_bytes(form) == unit_bytes, line
 
 
@@ -258,7 +258,4 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    # Three warpgroups with 96 sums each leave the producers 56 registers: 172 bytes, which the cost
-    # rule knows of ("crowded"). All other forms stay below 64.
-    assert max(spills) <= 192, report
-    assert sum(n > 64 for n in spills) <= 1, report
+    assert max(spills) <= 96, report  # before the loops; there are none inside

@@ -95,6 +95,8 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
                 some = x[found[0], channel : channel + plan.tile_n, found[1], row, column + c + e]
                 values[: len(some)] = some
             vector, t = inside % vectors, inside // vectors
+            if plan.spread == 2:  # each half of the unit by itself
+                vector, t = inside // 16 * 4 + inside % 4, inside % 16 // 4
             if plan.in_order:
                 vector, t = inside // 4, inside % 4
             result[unit, vector, :, t, e] = values
@@ -163,8 +165,13 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
-                        if plan.element == 4:
-                            point = base + plan.spread * (m + 4 * h) + tap
+                        if plan.spread == 2:
+                            i, piece = divmod(4 * unit + 2 * h + t // 2, pieces)
+                            base = i * plan.segment_pitch + piece * 16 + t % 2 * 8
+                            base += run["offset"] + run["skew"]
+                            point = base + 2 * m + tap
+                        elif plan.element == 4:
+                            point = base + m + 4 * h + tap
                         else:
                             point = base + 2 * (m + 2 * h) + e + tap
                         vector = m + vectors // 2 * h

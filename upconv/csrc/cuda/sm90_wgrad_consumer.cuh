@@ -16,17 +16,19 @@ namespace upconv::wgrad {
 template <typename Operand, int T, bool kPairs, int kElement>
 struct Window;
 
+__device__ __forceinline__ void load_four(uint32_t* words, uint32_t address) {
+  uint4 four;
+  ptx::load_shared(four, address);
+  words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+}
+
 // TF32: a thread holds 8 neighbouring pixels and those to their right that the other taps meet.
-// Instruction m of tap t needs points S m + t and S m + t + 4 S: at S = 1 (a point a pixel) 7 sets
-// serve 4 taps, not 16. With both width phases in the plane (S = 2) 10 sets would; they leave no
-// room beside 128 accumulators, and so the unit goes in two parts.
-template <typename Operand, int T, bool kPairs>
-struct Window<Operand, T, kPairs, 4> {
+// Instruction m of tap t needs points m + t and m + t + 4: 7 sets serve 4 taps, not 16.
+template <typename Operand, int T>
+struct Window<Operand, T, false, 4> {
   using Piece = int;
-  static constexpr int S = kPairs ? 2 : 1;
-  static constexpr int kSteps = 4;  // instructions that cover a unit of pixels
-  static constexpr int kTogether = 3 * S + T > 8 ? 2 : 4;
-  static constexpr int kSets = (kTogether - 1) * S + T;
+  static constexpr int kSteps = 4, kTogether = 4;  // instructions that cover a unit of pixels
+  static constexpr int kSets = 3 + T;
   uint32_t a[kSets][4];
 
   __device__ static __forceinline__ Piece piece(const int* pieces) {
@@ -35,28 +37,24 @@ struct Window<Operand, T, kPairs, 4> {
 
   template <int kSkew>
   __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels) {
-    constexpr int kPoints = (kSkew + 4 * S + kSets + 3) / 4 * 4;
+    constexpr int kPoints = (kSkew + 4 + kSets + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
-      for (int i = 0; i < kPoints; i += 4) {
-        uint4 four;
-        ptx::load_shared(four, from + half * eight_channels + 4 * i);
-        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-      }
+      for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
 #pragma unroll
       for (int q = 0; q < kSets; ++q) {
         a[q][half] = Operand::prepare(w[kSkew + q]);
-        a[q][half + 2] = Operand::prepare(w[kSkew + q + 4 * S]);
+        a[q][half + 2] = Operand::prepare(w[kSkew + q + 4]);
       }
     }
   }
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece,
-                                       int part, int skew, int) {
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int) {
     // Copies start at multiples of 16 bytes, windows are read in vectors: the rest is done here.
-    const uint32_t from = base + piece + part * kTogether * S * 4;
+    const uint32_t from = base + piece;
     if (skew == 0) return load_at<0>(from, eight_channels);
     if (skew == 1) return load_at<1>(from, eight_channels);
     if (skew == 2) return load_at<2>(from, eight_channels);
@@ -64,7 +62,55 @@ struct Window<Operand, T, kPairs, 4> {
   }
 
   // The set of tap `t` for instruction `m` of a part.
-  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[S * m + t]; }
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m + t]; }
+};
+
+// TF32 with both width phases in the plane, two points a pixel: a thread holds 4 pixels of either
+// half of the unit, so that four threads read 32 words in a row (8 pixels, 16 points, would meet in
+// the same banks). Instruction m of tap t needs points 2 m + t of both. All 10 sets of 4 taps leave
+// no room beside 128 accumulators, and so the unit goes in two parts.
+template <typename Operand, int T>
+struct Window<Operand, T, true, 4> {
+  using Piece = int2;
+  static constexpr int kSteps = 4, kTogether = T > 2 ? 2 : 4;
+  static constexpr int kSets = (kTogether - 1) * 2 + T;
+  uint32_t a[kSets][4];
+
+  __device__ static __forceinline__ Piece piece(const int* pieces) {
+    const int t = threadIdx.x % 4, inside = t % 2 * 8;
+    return {(pieces[t / 2] + inside) * 4, (pieces[2 + t / 2] + inside) * 4};
+  }
+
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece) {
+    constexpr int kPoints = (kSkew + kSets + 3) / 4 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t row = base + half * eight_channels;
+      uint32_t low[kPoints], high[kPoints];
+#pragma unroll
+      for (int i = 0; i < kPoints; i += 4) {
+        load_four(low + i, row + piece.x + 4 * i);
+        load_four(high + i, row + piece.y + 4 * i);
+      }
+#pragma unroll
+      for (int q = 0; q < kSets; ++q) {
+        a[q][half] = Operand::prepare(low[kSkew + q]);
+        a[q][half + 2] = Operand::prepare(high[kSkew + q]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece,
+                                       int part, int skew, int) {
+    base += part * kTogether * 2 * 4;
+    if (skew == 0) return load_at<0>(base, eight_channels, piece);
+    if (skew == 1) return load_at<1>(base, eight_channels, piece);
+    if (skew == 2) return load_at<2>(base, eight_channels, piece);
+    load_at<3>(base, eight_channels, piece);
+  }
+
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[2 * m + t]; }
 };
 
 // 16-bit types, a word for each point, of which `high` picks one half: 0 or 1, or by turns (odd
@@ -83,17 +129,16 @@ struct Window<Operand, T, true, 2> {
   }
 
   template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, uint32_t select) {
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high) {
     constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
+    const uint32_t turn = high == 2 ? 0x7610 : 0x5432, other = high == 2 ? 0x5432 : 0x7610;
+    const uint32_t same = high == 1 ? 0x7632 : 0x5410;
+    const uint32_t even = high >= 2 ? turn : same, odd = high >= 2 ? other : same;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
-      for (int i = 0; i < kPoints; i += 4) {
-        uint4 four;
-        ptx::load_shared(four, from + half * eight_channels + 4 * i);
-        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-      }
+      for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
       const auto two = [&](int i) {
         return __byte_perm(w[kSkew + i], w[kSkew + i + 1], i % 2 == 0 ? even : odd);
       };

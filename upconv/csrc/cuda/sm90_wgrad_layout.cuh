@@ -20,13 +20,16 @@ constexpr int kSlackBytes = 128;  // windows may reach past the last channel
 constexpr int kRows = 64;         // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
-// word t of vector v. 16-bit types without pairs keep their pixels in order.
+// word t of vector v; TF32 pairs do so in either half of a unit, with 4 t + v. 16-bit types without
+// pairs keep their pixels in order.
 template <typename Operand, bool kPairs>
 struct Shape {
   static constexpr int kElement = sizeof(typename Operand::Element);
   static constexpr bool kWoven = kPairs || kElement == 4;
   static constexpr int kWords = kUnit * kElement / 4;  // of a channel in one unit
   static constexpr int kVectors = kWords / 4;          // 16-byte vectors of the same
+  // Words of a channel that lie side by side in memory and go to vectors of their own.
+  static constexpr int kBeside = kPairs ? 4 : kVectors;
   // From one vector to the next. The 16 (32) bytes beyond N vectors spread over the banks what a
   // warp writes at a time: 32 words of a channel, 16 of two channels, or vectors in order.
   __host__ __device__ static constexpr int vector_step(int n) {

@@ -88,8 +88,10 @@ struct Producer {
     constexpr int kWords = Layout::kWords, kVectors = Layout::kVectors;
     const int word = (x.image() * p.segment + x.point()) / kPerWord;
     const int unit = word / kWords, in_unit = word % kWords;
-    const int vector = Layout::kWoven ? in_unit % kVectors : in_unit / 4;
-    const int place = Layout::kWoven ? in_unit / kVectors : in_unit % 4;
+    constexpr int kBeside = Layout::kBeside;
+    const int half = in_unit / (4 * kBeside) * kBeside;
+    const int vector = Layout::kWoven ? half + in_unit % kBeside : in_unit / 4;
+    const int place = Layout::kWoven ? in_unit / kBeside % 4 : in_unit % 4;
     x_target = squares() ? (x.image() * kVectors + x.point() * 4) * kVector
                          : (unit * kVectors + vector) * kVector + place * 4;
     x_target += x.channel * 16;
@@ -207,8 +209,12 @@ struct Producer {
     uint32_t bytes = 0, beyond[4] = {};
 #pragma unroll
     for (int t = 0; t < (Layout::kWoven ? 4 : 1); ++t) {
-      const int piece = x.image() * 4 + t, inside = squares() ? piece / pieces : x.image();
-      const int in_piece = (piece - inside * pieces) * 8 + x.point() * (4 * kPerWord);
+      // Vector t of a square: 4 words, `kBeside` words on from the one before.
+      const int pixel = x.image() * kUnit + kPerWord * (kSquares > 1 && kPairs
+                                                            ? x.point() * 16 + t * 4
+                                                            : t * Layout::kBeside + x.point() * 4);
+      const int piece = pixel / 8, inside = squares() ? piece / pieces : x.image();
+      const int in_piece = (piece - inside * pieces) * 8 + pixel % 8;
       const int image = unit.image + inside;
       const int column = unit.column + (squares() ? in_piece : x.point());
       const int n = image / p.in_d, z = image - n * p.in_d;
