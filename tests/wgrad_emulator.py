@@ -57,14 +57,15 @@ class Plan:
 
 def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
     """(image, row, column, rows) of every unit of a worker."""
-    total = plan.image_groups * plan.bands * plan.strips
+    total = plan.image_groups * plan.strips * plan.in_h
+    at, end = total * worker // plan.workers, total * (worker + 1) // plan.workers
     result = []
-    for index in range(total * worker // plan.workers, total * (worker + 1) // plan.workers):
-        rest, strip = divmod(index, plan.strips)
-        group, band = divmod(rest, plan.bands)
-        row = band * plan.band_rows
-        rows = min(plan.band_rows, plan.in_h - row)
+    while at < end:
+        strip, row = divmod(at, plan.in_h)
+        rows = min(end - at, plan.in_h - row)
+        group, strip = divmod(strip, plan.strips)
         result.append((group * plan.images, row, strip * plan.segment, rows))
+        at += rows
     return result
 
 

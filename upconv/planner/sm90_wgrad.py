@@ -31,7 +31,7 @@ MAX_JOBS, MAX_PLANES, MAX_RUNS, MAX_STAGES = 64, 8, 9, 16
 UNIT = 32
 """Pixels that one set of registers covers."""
 PRODUCERS = 128
-FIXED_BYTES = 1024 + 4 * PRODUCERS * 16 + 128
+FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 """Barriers and tables, the producers' notes, and slack after the last channel."""
 MAX_PIXELS = 128
 INT = 2**31
@@ -199,8 +199,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
     if max(*furthest, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
         return "sizes beyond the 16 bits of its tables"
-    if max(prod(problem.in_size), prod(problem.out_size)) >= INT:
-        return "a channel of 2^31 and more pixels is beyond its 32-bit sizes"
+    if max(problem.batch * prod(problem.in_size), prod(problem.out_size)) >= INT:
+        return "2^31 and more pixels are beyond its 32-bit sizes"
     return None
 
 
@@ -292,8 +292,6 @@ def fields(
         "copy_input": copy_input_bytes(problem),
         "copy": copy_bytes(problem, form),
         "rows": chunk.rows,
-        "band_rows": split.band_rows,
-        "bands": split.bands,
         "strips": -(-problem.in_size[2] // chunk.segment),
         "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),
         "planes": max(len(job.planes) for job in job_list),

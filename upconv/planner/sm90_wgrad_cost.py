@@ -101,10 +101,8 @@ class ChunkWork:
 
 @dataclass(frozen=True)
 class Split:
-    """How pixels are shared out over blocks."""
+    """How pixels are shared out over blocks: each has as many rows as the next."""
 
-    band_rows: int
-    bands: int
     workers: int
     workspace: int
     microseconds: float
@@ -120,32 +118,29 @@ def splits(
     form: Form,
     hardware: Hardware,
 ) -> Iterator[Split]:
-    """Ways to cut rows into bands and to give them to workers, with their expected times."""
+    """Ways to give rows of strips of images to workers, with their expected times."""
     depth, height, width = problem.in_size
-    columns = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
+    strips = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
     kinds = len(work) * channel_blocks
     slowest = max(work, key=lambda each: each.cycles)
     memory = problem.bytes / DRAM_BYTES / hardware.multiprocessors
     block_bytes = form.consumers * form.sums * 128 * 4
     counts = {max(hardware.multiprocessors * waves // kinds, 1) for waves in (1, 2, 3)}
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
-    for band_rows in {-(-height // cut) for cut in (1, 2, 3, 4, 6, 8, 12, 16, 32)}:
-        bands = -(-height // band_rows)
-        units = columns * bands
-        for count in counts:
-            workers = min(count, units)
-            workspace = workers * kinds * block_bytes
-            if workers > 1 and workspace > MAX_WORKSPACE:
-                continue
-            waves = -(-workers * kinds // hardware.multiprocessors)
-            chunks = -(-units // workers) * (min(band_rows, height) + extra_rows)
-            total = max(waves * chunks * slowest.cycles, memory)
-            added = (2 * workspace + 32 * weights) / ADD_BYTES
-            yield Split(
-                band_rows,
-                bands,
-                workers,
-                workspace,
-                total / CLOCK_MHZ + added + LAUNCH_MICROSECONDS,
-                slowest.bound if total > memory else "memory",
-            )
+    for count in sorted(counts):
+        workers = min(count, strips * height)
+        workspace = workers * kinds * block_bytes
+        if workers > 1 and workspace > MAX_WORKSPACE:
+            continue
+        waves = -(-workers * kinds // hardware.multiprocessors)
+        rows = -(-strips * height // workers)
+        parts = rows // height if strips % workers == 0 else -(-rows // height) + 1
+        chunks = rows + parts * extra_rows
+        total = max(waves * chunks * slowest.cycles, memory)
+        added = (2 * workspace + 32 * weights) / ADD_BYTES
+        yield Split(
+            workers,
+            workspace,
+            total / CLOCK_MHZ + added + LAUNCH_MICROSECONDS,
+            slowest.bound if total > memory else "memory",
+        )

@@ -190,6 +190,12 @@ __device__ __forceinline__ T pinned(T value) {
   return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
+// What is computed from the value is computed here, and not ahead of a loop: a register less.
+__device__ __forceinline__ uint32_t computed_here(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

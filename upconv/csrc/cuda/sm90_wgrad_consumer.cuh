@@ -208,15 +208,17 @@ struct Consumer {
   using Runs = Window<Operand, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
+  // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
+  static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
   const WgradParams& p;
   const Shared& shared;
   const Share share;
   const int extra_rows;
   float d[G][T][N / 2];
-  uint32_t place[G];  // of a run's first window, in a stage
-  int how[G];         // its chunks back, skew and high, a byte each: registers are short
-  Slot slot, release;
-  int lead = 0;  // chunks seen and not given back
+  // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
+  // are zero), its skew and high in those, and its chunks back above.
+  uint32_t place[G];
+  Slot slot;
 
   __device__ __forceinline__ Consumer(const WgradParams& p, const Shared& shared, int c)
       : p(p),
@@ -228,22 +230,38 @@ struct Consumer {
     for (int g = 0; g < G; ++g) {
       const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
       const int row = run.channel % kRows + thread % 32 / 4;
-      place[g] = ptx::pinned(shared.stages + p.input_bytes + run.plane * p.plane_bytes +
-                             (row * p.pitch + run.offset) * point_bytes(p));
-      how[g] = ptx::pinned(run.back | run.skew << 8 | run.high << 16);
+      const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
+                               (row * p.pitch + run.offset) * point_bytes(p);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18);
     }
+  }
+
+  // `back` chunks before the present one.
+  __device__ __forceinline__ int stage_before(int back) const {
+    const int stage = slot.index - back;
+    return stage < 0 ? stage + p.stages : stage;
   }
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    slot.advance(p.stages);
-    if (lead < extra_rows) {
-      ++lead;
-      return;
-    }
-    if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * release.index);
+    if (threadIdx.x % 128 == 0)
+      ptx::barrier_arrive(shared.empty + 8 * stage_before(extra_rows));
     __syncwarp();
-    release.advance(p.stages);
+    slot.advance(p.stages);
+  }
+
+  // Chunks before the unit's first input row has all its plane rows. Before the very first there is
+  // none to give back.
+  __device__ __forceinline__ void skip_extra_rows(bool first) {
+#pragma unroll 1
+    for (int i = 0; i < extra_rows; ++i) {
+      ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
+      if (first) {
+        slot.advance(p.stages);
+      } else {
+        next_chunk();
+      }
+    }
   }
 
   // The products of one unit of pixels with `kTogether` runs from the first-th on.
@@ -262,7 +280,7 @@ struct Consumer {
       Runs window[kTogether];
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g], eight, piece, part, how[g] >> 8 & 0xff, how[g] >> 16);
+        window[g - kFirst].load(base[g], eight, piece, part, place[g] & kSkew, place[g] >> 2 & 3);
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < Runs::kTogether; ++m)
@@ -278,37 +296,33 @@ struct Consumer {
     if constexpr (kLast < G) multiply<kLast>(base, eight, piece, tile);
   }
 
-  __device__ __forceinline__ void chunk(int units, uint32_t eight) {
+  __device__ __forceinline__ void chunk(uint32_t eight) {
     uint32_t base[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      const int stage = slot.index - (how[g] & 0xff);
-      base[g] = place[g] + (stage < 0 ? stage + p.stages : stage) * p.stage_bytes;
+      const uint32_t packed = ptx::computed_here(place[g]);
+      const uint32_t address = packed & 0x3ffff & ~(kPacked - 1);
+      base[g] = address + stage_before(packed >> 18) * p.stage_bytes;
     }
-    uint32_t tile = shared.stages + slot.index * p.stage_bytes;
-    const int* pieces = shared.pieces;
+    const uint32_t tile = shared.stages + slot.index * p.stage_bytes;
+    constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
-    for (int left = units; left > 0; --left) {
-      multiply<0>(base, eight, Runs::piece(pieces), tile);
-      pieces += 4;
-      tile += Layout::kVectors * Layout::vector_step(N);
+    for (uint32_t unit = 0; unit * kUnitBytes < p.input_bytes; ++unit) {
+      const uint32_t here = ptx::computed_here(unit);
+      multiply<0>(base, eight, Runs::piece(shared.pieces + 4 * here), tile + here * kUnitBytes);
     }
   }
 
   __device__ __forceinline__ void walk() {
-    const int units = chunk_pixels(p) / kUnit;
     const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
+      skip_extra_rows(from == share.first);
+      from += unit.rows;
 #pragma unroll 1
-      for (int i = 0; i < extra_rows; ++i) {
+      for (int left = unit.rows; left > 0; --left) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        next_chunk();
-      }
-#pragma unroll 1
-      for (int i = 0; i < unit.rows; ++i) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        chunk(units, eight);
+        chunk(eight);
         next_chunk();
       }
     }
@@ -316,10 +330,12 @@ struct Consumer {
 
   // A warpgroup without taps only passes the chunks on.
   __device__ __forceinline__ void idle() {
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
+      skip_extra_rows(from == share.first);
+      from += unit.rows;
 #pragma unroll 1
-      for (int i = 0; i < extra_rows + unit.rows; ++i) {
+      for (int left = unit.rows; left > 0; --left) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
         next_chunk();
       }

@@ -15,7 +15,7 @@ constexpr int kUnit = 32;       // pixels that one set of registers covers
 constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
 constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
 constexpr int kSpotsAt = 1024;  // and of their own places in the present unit of work
-constexpr int kHeaderBytes = kSpotsAt + 4 * kProducers * 16;
+constexpr int kHeaderBytes = kSpotsAt + 3 * kProducers * 16;
 constexpr int kSlackBytes = 128;  // windows may reach past the last channel
 constexpr int kRows = 64;         // most channels of a plane of grad_output
 
@@ -68,20 +68,21 @@ struct Shared {
 
 // A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows
 // from `row` on. Its chunks are those rows, and `extra_rows` more rows of grad_output before the
-// first is complete.
+// first is complete. The rows of all strips and images are numbered through; `from` to `end` is
+// what is left.
 struct Unit {
   int image, row, column, rows;
 
-  __device__ __forceinline__ Unit(const WgradParams& p, int index) {
-    column = index % p.strips * p.segment;
-    index /= p.strips;
-    row = index % p.bands * p.band_rows;
-    image = index / p.bands * p.images;
-    rows = min(p.band_rows, p.in_h - row);
+  __device__ __forceinline__ Unit(const WgradParams& p, int from, int end) {
+    const int strip = from / p.in_h;
+    row = from - strip * p.in_h;
+    column = strip % p.strips * p.segment;
+    image = strip / p.strips * p.images;
+    rows = min(end - from, p.in_h - row);
   }
 };
 
-// What one block does: a job, a block of input channels, and a share of the units.
+// What one block does: a job, a block of input channels, and a share of the rows.
 struct Share {
   int job, channel, first, end;
 
@@ -90,9 +91,9 @@ struct Share {
     const int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
     job = kind % p.jobs;
     channel = kind / p.jobs * p.tile_n;
-    const int64_t units = static_cast<int64_t>(p.image_groups) * p.bands * p.strips;
-    first = static_cast<int>(units * worker / p.workers);
-    end = static_cast<int>(units * (worker + 1) / p.workers);
+    const int64_t rows = static_cast<int64_t>(p.image_groups) * p.strips * p.in_h;
+    first = static_cast<int>(rows * worker / p.workers);
+    end = static_cast<int>(rows * (worker + 1) / p.workers);
   }
 };
 

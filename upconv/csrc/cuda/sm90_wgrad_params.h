@@ -50,8 +50,6 @@ constexpr int kWgradMaxStages = 16;
   X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */          \
   X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: element by element */ \
   X(rows)          /* channels of a plane: 16, 32, 48 or 64 */                               \
-  X(band_rows)     /* input rows that follow each other in one unit of work */               \
-  X(bands)                                                                                   \
   X(strips)                                                                                  \
   X(image_groups)                                                                            \
   X(planes)      /* most planes of a job */                                                  \

@@ -40,16 +40,31 @@ struct Place {
 
 // The same for input that is woven from copies of 8 or 16 bytes. One item is a square of 4 x 4
 // words of a channel: vector t of it comes from the t-th piece of a unit and waits in the place of
-// the t-th of 4 vectors; when all four are there, the thread that copied them turns rows into
-// columns. 8 channels lie side by side, which spreads a warp's vectors over the banks. `image` is
-// the unit of the chunk, `point` the square in it.
-__device__ __forceinline__ Place square(int units, int squares, int channels) {
-  const int row = units * squares, thread = threadIdx.x / 8, item = thread % row;
+// the t-th of 4 vectors; when all four are there, thread `thread` turns rows into columns. 8
+// channels lie side by side, which spreads a warp's vectors over the banks. `image` is the unit of
+// the chunk, `point` the square in it.
+__device__ __forceinline__ Place square(int thread, int units, int squares, int channels) {
+  const int row = units * squares, group = thread / 8, item = group % row;
   const int jump = min(8 << (31 - __clz(kProducers / 8 / row)), channels & -channels);
-  const int channel = thread / row * 8 + threadIdx.x % 8, log_jump = 31 - __clz(jump);
+  const int channel = group / row * 8 + thread % 8, log_jump = 31 - __clz(jump);
   const int where = item / squares << 16 | item % squares;
   return Place(channel, log_jump, channel < jump ? channels >> log_jump : 0, where);
 }
+
+// Which of the 4 x 8 squares of its warp a thread copies for, and which vector of each. Lanes side
+// by side copy what lies side by side in memory (each thread its own square took 32 wavefronts a
+// copy and warp, not 4): 16 of them a row of two units, or of what the warp has.
+template <bool kBothHalves>
+struct Lane {
+  int vector, thread;  // the first of the 4 squares: those of every second channel follow
+
+  __device__ __forceinline__ Lane() {
+    const int lane = threadIdx.x % 32;
+    const int group = kBothHalves ? lane / 8 % 2 * 2 + lane % 2 : lane / 4 % 4;
+    vector = kBothHalves ? lane / 2 % 4 : lane % 4;
+    thread = threadIdx.x - lane + group * 8 + lane / 16;
+  }
+};
 
 // --- Producers -------------------------------------------------------------------------------
 
@@ -63,23 +78,24 @@ struct Producer {
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   static constexpr int kSquares = Layout::kVectors / 4;  // of a channel in a unit
+  static constexpr bool kBothHalves = kSquares == 2 && !kPairs;  // of 8 words: a square each
   static constexpr uint32_t kVector = Layout::vector_step(N);
-  static constexpr int kWhole = 0x10101010;  // all four vectors of a square exist
 
   const WgradParams& p;
   const Shared& shared;
   const Share share;
   const WgradJob& job;
-  const Place x;           // a copy or a square of the input
+  const Place x;           // a copy of the input
   const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
-  uint32_t x_target, main_target, halo_target, spots;
+  uint32_t x_target, woven, main_target, halo_target, spots;
+  int weaves;  // squares that this thread weaves
 
   __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared)
       : p(p),
         shared(shared),
         share(p),
         job(p.job[share.job]),
-        x(squares() ? square(chunk_pixels(p) / kUnit, kSquares, N)
+        x(squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
                     : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
         main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
         halo((p.filled - p.segment * p.spread) / per_copy(), p.images, per_copy(),
@@ -92,13 +108,19 @@ struct Producer {
     const int half = in_unit / (4 * kBeside) * kBeside;
     const int vector = Layout::kWoven ? half + in_unit % kBeside : in_unit / 4;
     const int place = Layout::kWoven ? in_unit / kBeside % 4 : in_unit % 4;
-    x_target = squares() ? (x.image() * kVectors + x.point() * 4) * kVector
-                         : (unit * kVectors + vector) * kVector + place * 4;
-    x_target += x.channel * 16;
+    x_target = squares() ? square_target(x) + Lane<kBothHalves>().vector * kVector
+                         : (unit * kVectors + vector) * kVector + place * 4 + x.channel * 16;
+    const Place mine = square(threadIdx.x, chunk_pixels(p) / kUnit, kSquares, N);
+    woven = square_target(mine);
+    weaves = mine.count;
     main_target = plane_target(main);
     halo_target = plane_target(halo);
     if (threadIdx.x < job.planes) describe_plane(job.plane[threadIdx.x]);
     ptx::warpgroup_sync(1);
+  }
+
+  __device__ static __forceinline__ uint32_t square_target(const Place& place) {
+    return (place.image() * Layout::kVectors + place.point() * 4) * kVector + place.channel * 16;
   }
 
   __device__ __forceinline__ uint32_t plane_target(const Place& place) const {
@@ -201,65 +223,59 @@ struct Producer {
 
   // --- The input -----------------------------------------------------------------------------
 
-  // Where the unit's part of the input begins, for this thread: row 0 of it, the bytes that exist
-  // of each vector of a square, a byte for each, and the way to the other vectors.
+  // Where the unit's part of the input begins, for this thread: row 0 of it, and how many bytes
+  // exist from there on.
   __device__ __forceinline__ void find_input(const Unit& unit) const {
-    const int pieces = p.segment / 8;
-    const Element* from = nullptr;
-    uint32_t bytes = 0, beyond[4] = {};
-#pragma unroll
-    for (int t = 0; t < (Layout::kWoven ? 4 : 1); ++t) {
+    int inside = x.image(), column = x.point();
+    if (squares()) {
       // Vector t of a square: 4 words, `kBeside` words on from the one before.
-      const int pixel = x.image() * kUnit + kPerWord * (kSquares > 1 && kPairs
-                                                            ? x.point() * 16 + t * 4
-                                                            : t * Layout::kBeside + x.point() * 4);
-      const int piece = pixel / 8, inside = squares() ? piece / pieces : x.image();
-      const int in_piece = (piece - inside * pieces) * 8 + pixel % 8;
-      const int image = unit.image + inside;
-      const int column = unit.column + (squares() ? in_piece : x.point());
-      const int n = image / p.in_d, z = image - n * p.in_d;
-      const int64_t channel = static_cast<int64_t>(n) * p.in_channels + share.channel + x.channel;
-      const Element* vector = static_cast<const Element*>(p.x) + channel * p.in_volume +
-                              static_cast<int64_t>(z) * p.in_h * p.in_w + column;
-      if (t == 0) from = vector;
-      beyond[t] = static_cast<uint32_t>(vector - from);
-      const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
-      bytes |= there << 8 * t;
+      const int t = Lane<kBothHalves>().vector;
+      const int word = kSquares > 1 && kPairs ? x.point() * 16 + t * 4
+                                              : t * Layout::kBeside + x.point() * 4;
+      const int pixel = x.image() * kUnit + kPerWord * word;
+      inside = pixel / p.segment;
+      column = pixel - inside * p.segment;
     }
+    column += unit.column;
+    const int image = unit.image + inside, n = image / p.in_d, z = image - n * p.in_d;
+    const int64_t channel = static_cast<int64_t>(n) * p.in_channels + share.channel + x.channel;
+    const Element* from = static_cast<const Element*>(p.x) + channel * p.in_volume +
+                          static_cast<int64_t>(z) * p.in_h * p.in_w + column;
+    const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
     const uint64_t address = reinterpret_cast<uint64_t>(from);
-    ptx::store_shared(spots, uint4{static_cast<uint32_t>(address),
-                                   static_cast<uint32_t>(address >> 32), bytes, 0u});
-    ptx::store_shared(spots + kProducers * 16, uint4{beyond[1], beyond[2], beyond[3], 0u});
+    ptx::store_shared(
+        spots, uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
+                     static_cast<uint32_t>(there), 0u});
   }
 
+  // One vector of every second channel, `bytes` of which exist.
   template <int kBytes>
-  __device__ __forceinline__ void copy_squares(uint32_t target, const Element* source, int64_t step,
-                                               int bytes, int exist) const {
-    constexpr int kCopies = 16 / kBytes;
+  __device__ __forceinline__ void copy_squares(uint32_t target, const Element* source,
+                                               int bytes) const {
+    const int64_t second = static_cast<int64_t>(p.in_volume) * 2;
+    const int64_t step = (static_cast<int64_t>(p.in_volume) << x.log_jump) - 4 * second;
     const uint32_t jump = 16 << x.log_jump;
-    uint4 beyond;
-    ptx::load_shared(beyond, spots + kProducers * 16);
-    const int to[4] = {0, static_cast<int>(beyond.x), static_cast<int>(beyond.y),
-                       static_cast<int>(beyond.z)};
-    const bool whole = bytes == kWhole && exist >= x.count;
+    int exist = p.in_channels - share.channel - x.channel;
+    const bool whole = bytes == 16 && exist + x.channel >= N;
 #pragma unroll 1
     for (int i = 0; i < x.count; ++i) {
-      const int there = i < exist ? bytes : 0;
 #pragma unroll
-      for (int t = 0; t < 4; ++t)
+      for (int k = 0; k < 4; ++k) {
 #pragma unroll
-        for (int k = 0; k < kCopies; ++k) {
-          const uint32_t to_shared = target + t * kVector + k * kBytes;
-          const Element* from = source + to[t] + k * (kBytes / kElement);
+        for (int part = 0; part < 16; part += kBytes) {
+          const Element* from = source + part / kElement;
           if (whole) {
-            ptx::copy_async<kBytes>(to_shared, from, kBytes);
+            ptx::copy_async<kBytes>(target + 32 * k + part, from, kBytes);
           } else {
-            ptx::copy_async<kBytes>(to_shared, from,
-                                    (there >> 8 * t & 0xff) > k * kBytes ? kBytes : 0);
+            const bool there = 2 * k < exist && part < bytes;
+            ptx::copy_async<kBytes>(target + 32 * k + part, from, there ? kBytes : 0);
           }
         }
+        source += second;
+      }
       source += step;
       target += jump;
+      exist -= 1 << x.log_jump;
     }
   }
 
@@ -272,13 +288,13 @@ struct Producer {
     const uint32_t target = stage + x_target, jump = 16 << x.log_jump;
     const int most = x.existing(p.in_channels - share.channel - x.channel);
     if (squares()) {
-      if (p.copy_input == 16) return copy_squares<16>(target, source, step, bytes, most);
-      return copy_squares<8>(target, source, step, bytes, most);
+      if (p.copy_input == 16) return copy_squares<16>(target, source, bytes);
+      return copy_squares<8>(target, source, bytes);
     }
     const int exist = bytes > 0 ? most : 0;
     if (p.copy_input == 2) {
       if constexpr (kElement == 2)
-        copy_elements(target, jump, source, step, x.count, exist, 1, true, bytes % 256 > 2);
+        copy_elements(target, jump, source, step, x.count, exist, 1, true, bytes > 2);
     } else if (!Layout::kWoven && p.copy_input == 16) {
       copy_channels<16, 4>(target, jump, source, step, x.count, exist);
     } else if (!Layout::kWoven && p.copy_input == 8) {
@@ -288,12 +304,12 @@ struct Producer {
     }
   }
 
-  // Weaves the squares that this thread has copied. TF32 is rounded on the way; the other operand
-  // is rounded on its way through the consumers' registers.
+  // Weaves squares that this warp has copied. TF32 is rounded on the way; the other operand is
+  // rounded on its way through the consumers' registers.
   __device__ __forceinline__ void weave(uint32_t target) const {
     const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
-    for (int i = 0; i < x.count; ++i) {
+    for (int i = 0; i < weaves; ++i) {
       uint4 v[4];
 #pragma unroll
       for (int t = 0; t < 4; ++t) ptx::load_shared(v[t], target + t * kVector);
@@ -385,9 +401,9 @@ struct Producer {
     row *= p.step_y;
 #pragma unroll 1
     for (; plane < end; plane += 32) {
-      copy_plane(stage + main_target, plane, row, main, spots + 2 * kProducers * 16);
+      copy_plane(stage + main_target, plane, row, main, spots + kProducers * 16);
       if (halo.count > 0)
-        copy_plane(stage + halo_target, plane, row, halo, spots + 3 * kProducers * 16);
+        copy_plane(stage + halo_target, plane, row, halo, spots + 2 * kProducers * 16);
       stage += p.plane_bytes;
     }
   }
@@ -396,11 +412,12 @@ struct Producer {
 
   // Hands the oldest chunk on its way over to the consumers.
   __device__ __forceinline__ void hand_over(Slot& oldest) const {
-    const uint32_t target = shared.stages + oldest.index * p.stage_bytes + x_target;
+    const uint32_t stage = shared.stages + oldest.index * p.stage_bytes;
     if (squares()) {
-      weave(target);
+      __syncwarp();
+      weave(stage + woven);
     } else if constexpr (kElement == 4) {
-      round_input(target);
+      round_input(stage + x_target);
     }
     ptx::fence_async_proxy();
     ptx::barrier_arrive(shared.full + 8 * oldest.index);
@@ -423,11 +440,12 @@ struct Producer {
   __device__ __forceinline__ void run() const {
     Slot newest, oldest;
     int count = 0;
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
+      from += unit.rows;
       find_input(unit);
-      find(unit, main, spots + 2 * kProducers * 16);
-      find(unit, halo, spots + 3 * kProducers * 16);
+      find(unit, main, spots + kProducers * 16);
+      find(unit, halo, spots + 2 * kProducers * 16);
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index, newest.parity ^ 1);
         const uint32_t stage = shared.stages + newest.index * p.stage_bytes;
