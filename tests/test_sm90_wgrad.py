@@ -112,7 +112,9 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
-    chunk += plan.planes * plan.rows * plan.pitch * plan.point
+    chunk = -(-chunk // 128) * 128
+    assert plan.input_bytes == chunk
+    chunk += plan.planes * plan.rows * plan.pitch * plan.point * (1 if plan.copy else plan.images)
     stage = -(-chunk // 128) * 128
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024

@@ -119,11 +119,16 @@ def check_copy(plan: Plan, i: int, point: int, x: int) -> None:
 def fill_plane(
     plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
 ) -> np.ndarray:
-    """[channel, point, phase of a point]; the second phase only where points are 16-bit pairs."""
+    """[point, phase of a point]; the second phase only where points are 16-bit pairs.
+
+    Channels are `pitch` points apart.
+    """
     image, row, column = where
     plane = job["plane"][index]
     phases = 2 if plan.pairs and plan.element == 2 else 1
-    tile = np.full((ROWS, plan.pitch + 32, phases), np.nan)
+    tile = np.full((plan.plane_bytes // plan.point + 32, phases), np.nan)
+    if plan.copy == 0:
+        return fill_boxes(plan, gy, plane, where, tile)
     per_copy = max(max(plan.copy, 4) // plan.point, 1)
     strip = plan.segment * plan.spread
     assert plan.filled % per_copy == 0
@@ -146,7 +151,37 @@ def fill_plane(
                     channel = plane["channel"]
                     some = gy[found[0], channel : channel + plan.rows, z, y, x + phase]
                     values[: len(some)] = some
-                tile[: plan.rows, i * plan.segment_pitch + point, phase] = values
+                places = np.arange(plan.rows) * plan.pitch + i * plan.segment_pitch + point
+                tile[places, phase] = values
+    return tile
+
+
+def fill_boxes(
+    plan: Plan, gy: np.ndarray, plane: dict, where: tuple[int, int, int], tile: np.ndarray
+) -> np.ndarray:
+    """The same by the TMA: a box for each image, zeros beyond the tensor."""
+    image, row, column = where
+    points = gy.reshape(*gy.shape[:-1], -1, tile.shape[1])
+    if plan.flat:
+        points = points.reshape(*gy.shape[:3], 1, -1, tile.shape[1])
+    assert points[0, 0, 0, 0].nbytes // 8 * plan.element % 16 == 0, "the TMA wants 16 bytes"
+    assert plan.plane_bytes == plan.images * plan.rows * plan.pitch * plan.point
+    assert plan.input_bytes % 128 == 0
+    assert plan.pitch <= 256
+    y = row * plan.step_y + plane["phase_y"]
+    for i in range(plan.images):
+        n, z = divmod(image + i, plan.in_d)
+        first = column * plan.spread + plane["start"] + (y * plan.out_w if plan.flat else 0)
+        for channel in range(plan.rows):
+            c = plane["channel"] + channel
+            place = i * plan.segment_pitch + channel * plan.pitch
+            box = np.zeros((plan.pitch, tile.shape[1]))
+            where_to = (n, c, z * plan.step_z + plane["depth"], 0 if plan.flat else y)
+            if all(0 <= a < size for a, size in zip(where_to, points.shape[:4], strict=True)):
+                there = points[where_to]
+                keep = [k for k in range(plan.pitch) if 0 <= first + k < len(there)]
+                box[keep] = there[[first + k for k in keep]]
+            tile[place : place + plan.pitch] = box
     return tile
 
 
@@ -155,7 +190,7 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
     total = np.zeros((WARP_ROWS, plan.tile_n))
     pieces = plan.segment // 8
     first = run["channel"] % ROWS
-    rows = tile[first : first + WARP_ROWS]
+    rows = (first + np.arange(WARP_ROWS)) * plan.pitch
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
         for t in range(4):
@@ -183,7 +218,7 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
                         else:
                             b = chunk[unit, vector, :, t, e]
                         turn = run["high"] if run["high"] < 2 else (run["high"] + point - base) % 2
-                        total += np.outer(rows[:, point, turn], b)
+                        total += np.outer(tile[rows + point, turn], b)
     return total
 
 
@@ -193,7 +228,7 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)
     assert plan.pitch % banks[0] == banks[1], "rows would share banks"
-    assert plan.images * plan.segment_pitch <= plan.pitch
+    assert plan.images * plan.segment_pitch <= plan.pitch or plan.copy == 0
     for job in plan.jobs:
         for block in range(plan.channel_blocks):
             sums: dict[tuple[int, int, int], np.ndarray] = {}

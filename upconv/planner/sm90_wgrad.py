@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from .candidate import Candidate, Refusal
@@ -34,6 +35,8 @@ PRODUCERS = 128
 FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 """Barriers and tables, the producers' notes, and slack after the last channel."""
 MAX_PIXELS = 128
+MAX_BOX = 256
+"""Points of a row of one box of the TMA."""
 INT = 2**31
 
 
@@ -41,6 +44,10 @@ INT = 2**31
 class Chunk:
     """One input row, `segment` columns of `images` images, and how it lies in shared memory."""
 
+    boxes: bool
+    """The TMA brings grad_output. Otherwise threads copy it."""
+    flat: bool
+    """Boxes: rows of grad_output follow each other as one."""
     segment: int
     images: int
     filled: int
@@ -80,9 +87,24 @@ def points_of_copy(problem: Problem, form: Form) -> int:
     return max(max(copy_bytes(problem, form), 4) // form.point_bytes, 1)
 
 
-def jobs_of(problem: Problem, form: Form) -> list[Job]:
-    """The jobs of a form, with planes that start where copies may."""
-    return jobs(problem, form, points_of_copy(problem, form))
+def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
+    """The jobs of a form, with planes that start where copies may; boxes start anywhere."""
+    return jobs(problem, form, 1 if boxes else points_of_copy(problem, form))
+
+
+def box_layouts(problem: Problem, form: Form, segment: int) -> Iterator[bool]:
+    """Ways to describe grad_output to the TMA (flat?), whose rows and channels begin with 16 bytes.
+
+    Flat rows run into each other: then no column of grad_output may be left out, and no strip may
+    reach beyond the input, whose zeros a NaN would survive.
+    """
+    row = problem.out_size[2] * problem.element_bytes
+    if contiguous(problem, form):
+        if row % 16 == 0:
+            yield False
+        elif row * problem.out_size[1] % 16 == 0 and problem.padding[2] == 0:
+            if problem.in_size[2] % segment == 0:
+                yield True
 
 
 def copy_input_bytes(problem: Problem) -> int:
@@ -97,8 +119,21 @@ def unit_bytes(form: Form) -> int:
     return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
 
 
+def segments(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Columns and images of the chunks to consider."""
+    images_there = problem.batch * problem.in_size[0]
+    near = problem.in_channels * prod(problem.in_size) * 16 < INT
+    for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
+        for segment in range(8, pixels + 1, 8):
+            images = pixels // segment
+            if pixels % segment or images > images_there:
+                continue
+            if segment <= up(problem.in_size[2], UNIT) and (images == 1 or near):
+                yield segment, images
+
+
 def chunks(
-    problem: Problem, form: Form, job_list: list[Job], hardware: Hardware
+    problem: Problem, form: Form, job_list: list[Job], boxes: bool, hardware: Hardware
 ) -> Iterator[Chunk]:
     """Every chunk that the producers can bring and that fits shared memory."""
     planes_of = [job.planes for job in job_list]
@@ -107,30 +142,35 @@ def chunks(
     extra = max(job.extra_rows for job in job_list)
     per_copy = points_of_copy(problem, form)
     rows = min(up(problem.out_channels, WARP_ROWS), ROWS)
-    images_there = problem.batch * problem.in_size[0]
-    near = problem.in_channels * prod(problem.in_size) * 16 < INT
-    for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
-        for segment in range(8, pixels + 1, 8):
-            images = pixels // segment
-            if pixels % segment or images > images_there:
+
+    def spread_out(points: int) -> int:
+        """So many points or more that rows fall into different banks."""
+        return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
+
+    for segment, images in segments(problem):
+        strip = segment * form.spread
+        filled = up(max(strip - form.spread + 1 + halo, strip), max(4, 1 if boxes else per_copy))
+        if boxes:
+            filled = pitch = spread_out(filled)
+            segment_pitch, plane_bytes = rows * pitch, images * rows * pitch * form.point_bytes
+            if planes * images > PRODUCERS or filled > MAX_BOX:
                 continue
-            if segment > up(problem.in_size[2], UNIT) or (images > 1 and not near):
-                continue
-            strip = segment * form.spread
-            filled = up(max(strip - form.spread + 1 + halo, strip), max(4, per_copy))
+        else:
+            pitch, segment_pitch = spread_out(images * filled), filled
+            plane_bytes = rows * pitch * form.point_bytes
             if images * max(strip, filled - strip) // per_copy > PRODUCERS:
                 continue
-            pitch = images * filled  # and so much more that rows fall into different banks
-            pitch += (8 - pitch) % 16 if form.in_order else (4 - pitch) % 8
-            input_bytes = pixels // UNIT * unit_bytes(form)
-            plane_bytes = rows * pitch * form.point_bytes
-            stage = up(input_bytes + planes * plane_bytes, 128)
-            stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-            # The consumers have one chunk at hand and one to come; the rest is on its way.
-            lag = min(max(stages - extra - 2, 1), 3)
-            if stages >= lag + extra + 1:
-                sizes = (rows, input_bytes, plane_bytes, stage)
-                yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
+        input_bytes = up(segment * images // UNIT * unit_bytes(form), 128)
+        stage = up(input_bytes + planes * plane_bytes, 128)
+        stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
+        # The consumers have one chunk at hand and one to come; the rest is on its way.
+        lag = min(max(stages - extra - 2, 1), 3)
+        if stages < lag + extra + 1:
+            continue
+        sizes = (segment, images, filled, segment_pitch, pitch, rows)
+        sizes += (input_bytes, plane_bytes, stage, stages, lag)
+        for flat in box_layouts(problem, form, segment) if boxes else (False,):
+            yield Chunk(boxes, flat, *sizes)
 
 
 def passes(channels: int, row: int, beside: int = 1) -> int:
@@ -145,9 +185,12 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     small = element == 2
     units = chunk.pixels // UNIT
     planes = job.planes
-    copy, per_copy = copy_bytes(problem, form), points_of_copy(problem, form)
+    copy = 0 if chunk.boxes else copy_bytes(problem, form)
+    per_copy = points_of_copy(problem, form)
     strip = chunk.segment * form.spread
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
+    if chunk.boxes:
+        parts_of_row = []
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
@@ -241,12 +284,14 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
     """Every legal plan of a 3-D problem, with its expected time."""
-    for form in forms(problem):
-        job_list = jobs_of(problem, form)
+    for form, boxes in product(forms(problem), (False, True)):
+        if boxes and not contiguous(problem, form):
+            continue
+        job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:
             continue
         blocks = -(-problem.in_channels // form.n)
-        for chunk in chunks(problem, form, job_list, hardware):
+        for chunk in chunks(problem, form, job_list, boxes, hardware):
             work = [chunk_work(problem, form, job, chunk) for job in job_list]
             extra = max(job.extra_rows for job in job_list)
             for split in splits(problem, chunk, work, extra, blocks, form, hardware):
@@ -290,7 +335,8 @@ def fields(
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
         "copy_input": copy_input_bytes(problem),
-        "copy": copy_bytes(problem, form),
+        "copy": 0 if chunk.boxes else copy_bytes(problem, form),
+        "flat": int(chunk.flat),
         "rows": chunk.rows,
         "strips": -(-problem.in_size[2] // chunk.segment),
         "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),

@@ -23,9 +23,10 @@
 // Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
 // writes its sums to the workspace, and a second kernel adds them in a fixed order.
 //
-// Roles: producers   warps 0-3   fill the ring with asynchronous copies
+// Roles: producers   warps 0-3   fill the ring: asynchronous copies of each thread, and TMA boxes
+//                                of grad_output where its points lie side by side in memory
 //        consumers   C warpgroups, each with its own taps or channels, on the same chunks
-// Pipelines: full[stage]   128 producer threads arrive -> consumers may read
+// Pipelines: full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
 //            empty[stage]  each consumer arrives once  -> producers may fill again
 #pragma once
 
@@ -38,7 +39,8 @@ namespace upconv::wgrad {
 
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 __global__ void __launch_bounds__(128 * (C + 1), 1)
-    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p) {
+    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p,
+                     const __grid_constant__ CUtensorMap map) {
   static_assert(C == 2 || C == 3, "registers are shared out for two or three consumers");
   // ptxas wants accumulators and register operands within what the block is launched with (168 or
   // 128 a thread), whatever setmaxnreg adds: 5 taps of N = 64 make it serialize the products.
@@ -48,7 +50,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   const Shared shared(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      ptx::barrier_init(shared.full + 8 * i, kProducers);
+      ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
       ptx::barrier_init(shared.empty + 8 * i, C);
     }
     ptx::barrier_init_fence();
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, N, kPairs>(p, shared).run();
+    Producer<Operand, N, kPairs>(p, shared, map).run();
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;

@@ -307,7 +307,7 @@ struct Consumer {
     const uint32_t tile = shared.stages + slot.index * p.stage_bytes;
     constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
-    for (uint32_t unit = 0; unit * kUnitBytes < p.input_bytes; ++unit) {
+    for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
       const uint32_t here = ptx::computed_here(unit);
       multiply<0>(base, eight, Runs::piece(shared.pieces + 4 * here), tile + here * kUnitBytes);
     }

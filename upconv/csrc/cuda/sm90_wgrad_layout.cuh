@@ -41,6 +41,8 @@ __host__ __device__ inline int element_bytes(const WgradParams& p) { return p.op
 __host__ __device__ inline int point_bytes(const WgradParams& p) {
   return p.pairs ? 4 : element_bytes(p);
 }
+// Does the TMA bring grad_output? A box is one image's part of a plane: channel after channel.
+__host__ __device__ inline bool boxes(const WgradParams& p) { return p.copy == 0; }
 __host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
 __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;

@@ -48,7 +48,8 @@ constexpr int kWgradMaxStages = 16;
   X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */       \
   X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */    \
   X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */          \
-  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: element by element */ \
+  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: one element; 0: TMA */ \
+  X(flat)          /* boxes of the TMA: rows follow each other as one */                     \
   X(rows)          /* channels of a plane: 16, 32, 48 or 64 */                               \
   X(strips)                                                                                  \
   X(image_groups)                                                                            \

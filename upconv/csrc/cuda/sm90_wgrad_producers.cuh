@@ -85,16 +85,19 @@ struct Producer {
   const Shared& shared;
   const Share share;
   const WgradJob& job;
+  const CUtensorMap& map;  // grad_output in boxes
   const Place x;           // a copy of the input
   const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
   uint32_t x_target, woven, main_target, halo_target, spots;
   int weaves;  // squares that this thread weaves
 
-  __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared)
+  __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared,
+                                      const CUtensorMap& map)
       : p(p),
         shared(shared),
         share(p),
         job(p.job[share.job]),
+        map(map),
         x(squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
                     : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
         main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
@@ -153,6 +156,7 @@ struct Producer {
 
   // Points of grad_output in one copy.
   __device__ __forceinline__ int per_copy() const {
+    if (boxes(p)) return p.segment * p.spread;
     return p.copy == 2 ? kPerWord : p.copy / point_bytes(p);
   }
 
@@ -408,6 +412,35 @@ struct Producer {
     }
   }
 
+  // --- grad_output in boxes ------------------------------------------------------------------
+
+  // Each thread has one image's part of one plane, as long as there are some. What lies beyond the
+  // tensor comes as zeros.
+  __device__ __forceinline__ void find_box(const Unit& unit) const {
+    if (threadIdx.x >= job.planes * p.images) return;
+    const WgradPlane& plane = job.plane[threadIdx.x / p.images];
+    const int image = unit.image + threadIdx.x % p.images;
+    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z + plane.depth;
+    const int column = unit.column * p.spread + plane.start;
+    ptx::store_shared(
+        spots + kProducers * 16,
+        uint4{static_cast<uint32_t>(column), static_cast<uint32_t>(z), static_cast<uint32_t>(n),
+              static_cast<uint32_t>(plane.channel) << 16 | static_cast<uint16_t>(plane.phase_y)});
+  }
+
+  __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
+    const uint32_t full = shared.full + 8 * slot.index;
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(full, job.planes * p.plane_bytes);
+    if (threadIdx.x >= job.planes * p.images) return;
+    uint4 spot;
+    ptx::load_shared(spot, spots + kProducers * 16);
+    const int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
+    const int bytes = p.rows * p.pitch * point_bytes(p);
+    ptx::box_copy(shared.stages + slot.index * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
+                  map, p.flat ? y * p.out_w + column : column, p.flat ? 0 : y, spot.y, spot.w >> 16,
+                  spot.z, full);
+  }
+
   // --- The ring ------------------------------------------------------------------------------
 
   // Hands the oldest chunk on its way over to the consumers.
@@ -444,13 +477,21 @@ struct Producer {
       const Unit unit(p, from, share.end);
       from += unit.rows;
       find_input(unit);
-      find(unit, main, spots + kProducers * 16);
-      find(unit, halo, spots + 2 * kProducers * 16);
+      if (boxes(p)) {
+        find_box(unit);
+      } else {
+        find(unit, main, spots + kProducers * 16);
+        find(unit, halo, spots + 2 * kProducers * 16);
+      }
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index, newest.parity ^ 1);
         const uint32_t stage = shared.stages + newest.index * p.stage_bytes;
         if (i >= job.extra_rows) copy_input(stage, unit.row + i - job.extra_rows);
-        copy_planes(stage, unit.row + job.shift_y + i);
+        if (boxes(p)) {
+          copy_boxes(newest, unit.row + job.shift_y + i);
+        } else {
+          copy_planes(stage, unit.row + job.shift_y + i);
+        }
         ptx::copy_async_commit();
         newest.advance(p.stages);
         if (count == p.lag) {
