@@ -208,6 +208,9 @@ struct Consumer {
   using Runs = Window<Operand, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
+  // Consumers issue their products in turn, so that one loads while another multiplies.
+  static constexpr bool kTurns = true;
+  static constexpr int kFirstTurn = 2;  // named barriers; the producers have the one before
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
   static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
   const WgradParams& p;
@@ -216,7 +219,8 @@ struct Consumer {
   const int extra_rows;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
-  // are zero), its skew and high in those, and its chunks back above.
+  // are zero), its skew and high in those, its chunks back above; on top of the first run's, the
+  // barriers of this warpgroup's turn and of the next one's.
   uint32_t place[G];
   Slot slot;
 
@@ -226,13 +230,16 @@ struct Consumer {
         share(p),
         extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
     const int thread = threadIdx.x % 128;
+    const int own = kFirstTurn + c;
+    const int next = kFirstTurn + (c + 1 < p.job[share.job].consumers ? c + 1 : 0);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
       const int row = run.channel % kRows + thread % 32 / 4;
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18);
+      const uint32_t turn = kTurns && g == 0 ? own | next << 3 : 0;
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | turn << 26);
     }
   }
 
@@ -281,15 +288,19 @@ struct Consumer {
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
         window[g - kFirst].load(base[g], eight, piece, part, place[g] & kSkew, place[g] >> 2 & 3);
+      if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
       ptx::wgmma_fence();
 #pragma unroll
-      for (int m = 0; m < Runs::kTogether; ++m)
+      for (int m = 0; m < Runs::kTogether; ++m) {
+        // The next may get ready while the last products are on their way.
+        if (kTurns && m == Runs::kTogether - 1) ptx::pair_arrive(place[0] >> 29);
 #pragma unroll
         for (int g = kFirst; g < kLast; ++g)
 #pragma unroll
           for (int t = 0; t < T; ++t)
             WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t),
                                             b + (part * Runs::kTogether + m) * kStep);
+      }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
     }
@@ -302,7 +313,7 @@ struct Consumer {
     for (int g = 0; g < G; ++g) {
       const uint32_t packed = ptx::computed_here(place[g]);
       const uint32_t address = packed & 0x3ffff & ~(kPacked - 1);
-      base[g] = address + stage_before(packed >> 18) * p.stage_bytes;
+      base[g] = address + stage_before(packed >> 18 & 0xff) * p.stage_bytes;
     }
     const uint32_t tile = shared.stages + slot.index * p.stage_bytes;
     constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
@@ -352,6 +363,7 @@ struct Consumer {
       for (int t = 0; t < T; ++t)
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) d[g][t][i] = 0.f;
+    if (kTurns && c == p.job[share.job].consumers - 1) ptx::pair_arrive(kFirstTurn);
     walk();
     constexpr int kSums = G * T * (N / 2);
     float* target = p.workspace +
