@@ -118,8 +118,8 @@ def check_copy(plan: Plan, i: int, point: int, x: int) -> None:
 
 def fill_plane(
     plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
-) -> np.ndarray:
-    """[point, phase of a point]; the second phase only where points are 16-bit pairs.
+) -> tuple[int, np.ndarray]:
+    """Where the plane begins, and [point, phase of a point]: the second phase only for 16-bit pairs.
 
     Channels are `pitch` points apart.
     """
@@ -153,12 +153,12 @@ def fill_plane(
                     values[: len(some)] = some
                 places = np.arange(plan.rows) * plan.pitch + i * plan.segment_pitch + point
                 tile[places, phase] = values
-    return tile
+    return 0, tile
 
 
 def fill_boxes(
     plan: Plan, gy: np.ndarray, plane: dict, where: tuple[int, int, int], tile: np.ndarray
-) -> np.ndarray:
+) -> tuple[int, np.ndarray]:
     """The same by the TMA: a box for each image, zeros beyond the tensor."""
     image, row, column = where
     points = gy.reshape(*gy.shape[:-1], -1, tile.shape[1])
@@ -169,9 +169,13 @@ def fill_boxes(
     assert plan.input_bytes % 128 == 0
     assert plan.pitch <= 256
     y = row * plan.step_y + plane["phase_y"]
+    begin = column * plan.spread + plane["start"]
+    begin += y * (plan.out_w * plan.element // plan.point) if plan.flat else 0
+    late = begin * plan.point % 16 // plan.point
+    first = begin - late
+    assert plan.flat or late == 0, "a box that does not begin on 16 bytes"
     for i in range(plan.images):
         n, z = divmod(image + i, plan.in_d)
-        first = column * plan.spread + plane["start"] + (y * plan.out_w if plan.flat else 0)
         for channel in range(plan.rows):
             c = plane["channel"] + channel
             place = i * plan.segment_pitch + channel * plan.pitch
@@ -182,14 +186,17 @@ def fill_boxes(
                 keep = [k for k in range(plan.pitch) if 0 <= first + k < len(there)]
                 box[keep] = there[[first + k for k in keep]]
             tile[place : place + plan.pitch] = box
-    return tile
+    return late, tile
 
 
-def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: int) -> np.ndarray:
+def multiply(
+    plan: Plan, chunk: np.ndarray, plane: tuple[int, np.ndarray], run: dict, tap: int
+) -> np.ndarray:
     """[grad_output channel of a warp, input channel] of one tap and one chunk."""
     total = np.zeros((WARP_ROWS, plan.tile_n))
     pieces = plan.segment // 8
     first = run["channel"] % ROWS
+    late, tile = plane
     rows = (first + np.arange(WARP_ROWS)) * plan.pitch
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
@@ -197,14 +204,14 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
             i, piece = divmod(4 * unit + t, pieces)
             base = i * plan.segment_pitch + piece * 8 * plan.spread + run["offset"]
             assert base % (2 if plan.in_order else 4) == 0, "windows are read in vectors"
-            base += run["skew"]
+            base += run["skew"] + late
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
                         if plan.spread == 2:
                             i, piece = divmod(4 * unit + 2 * h + t // 2, pieces)
                             base = i * plan.segment_pitch + piece * 16 + t % 2 * 8
-                            base += run["offset"] + run["skew"]
+                            base += run["offset"] + run["skew"] + late
                             point = base + 2 * m + tap
                         elif plan.element == 4:
                             point = base + m + 4 * h + tap
@@ -252,7 +259,7 @@ def walk(
     gy: np.ndarray,
     sums: dict[tuple[int, int, int], np.ndarray],
 ) -> None:
-    ring: list[list[np.ndarray]] = []
+    ring: list[list[tuple[int, np.ndarray]]] = []
     for image, row, column, rows in units(plan, worker):
         for i in range(rows + job["extra_rows"]):
             y = row + job["shift_y"] + i
@@ -269,8 +276,8 @@ def walk(
                     assert 0 <= run["back"] <= job["extra_rows"]
                     assert run["count"] <= plan.run
                     for t in range(run["count"]):
-                        tile = ring[run["back"]][run["plane"]]
-                        product = multiply(plan, chunk, tile, run, t)
+                        plane = ring[run["back"]][run["plane"]]
+                        product = multiply(plan, chunk, plane, run, t)
                         sums[slot, warp, t] = sums.get((slot, warp, t), 0) + product
 
 

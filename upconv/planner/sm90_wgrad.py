@@ -88,23 +88,22 @@ def points_of_copy(problem: Problem, form: Form) -> int:
 
 
 def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
-    """The jobs of a form, with planes that start where copies may; boxes start anywhere."""
-    return jobs(problem, form, 1 if boxes else points_of_copy(problem, form))
+    """The jobs of a form, with planes that start where copies may."""
+    return jobs(problem, form, 16 // form.point_bytes if boxes else points_of_copy(problem, form))
 
 
-def box_layouts(problem: Problem, form: Form, segment: int) -> Iterator[bool]:
-    """Ways to describe grad_output to the TMA (flat?), whose rows and channels begin with 16 bytes.
+def box_layout(problem: Problem, form: Form) -> str | None:
+    """How the TMA sees grad_output, whose rows or else channels must begin on 16 bytes.
 
-    Flat rows run into each other: then no column of grad_output may be left out, and no strip may
-    reach beyond the input, whose zeros a NaN would survive.
+    "flat": rows follow each other as one. Then no column of grad_output may be left out.
     """
     row = problem.out_size[2] * problem.element_bytes
-    if contiguous(problem, form):
-        if row % 16 == 0:
-            yield False
-        elif row * problem.out_size[1] % 16 == 0 and problem.padding[2] == 0:
-            if problem.in_size[2] % segment == 0:
-                yield True
+    if not contiguous(problem, form):
+        return None
+    if row % 16 == 0:
+        return "rows"
+    whole = row * problem.out_size[1] % 16 == 0 and problem.padding[2] == 0
+    return "flat" if whole else None
 
 
 def copy_input_bytes(problem: Problem) -> int:
@@ -147,11 +146,15 @@ def chunks(
         """So many points or more that rows fall into different banks."""
         return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
 
+    flat = boxes and box_layout(problem, form) == "flat"
     for segment, images in segments(problem):
+        if flat and problem.in_size[2] % segment:
+            continue  # beyond the input are zeros, which a NaN of the next row would survive
         strip = segment * form.spread
-        filled = up(max(strip - form.spread + 1 + halo, strip), max(4, 1 if boxes else per_copy))
-        if boxes:
-            filled = pitch = spread_out(filled)
+        needed = max(strip - form.spread + 1 + halo, strip)
+        filled = up(needed, max(4, per_copy))
+        if boxes:  # flat ones begin up to 15 bytes before the plane
+            filled = pitch = spread_out(needed + (16 // form.point_bytes - 1 if flat else 0))
             segment_pitch, plane_bytes = rows * pitch, images * rows * pitch * form.point_bytes
             if planes * images > PRODUCERS or filled > MAX_BOX:
                 continue
@@ -169,8 +172,7 @@ def chunks(
             continue
         sizes = (segment, images, filled, segment_pitch, pitch, rows)
         sizes += (input_bytes, plane_bytes, stage, stages, lag)
-        for flat in box_layouts(problem, form, segment) if boxes else (False,):
-            yield Chunk(boxes, flat, *sizes)
+        yield Chunk(boxes, flat, *sizes)
 
 
 def passes(channels: int, row: int, beside: int = 1) -> int:
@@ -285,7 +287,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
     """Every legal plan of a 3-D problem, with its expected time."""
     for form, boxes in product(forms(problem), (False, True)):
-        if boxes and not contiguous(problem, form):
+        if boxes and box_layout(problem, form) is None:
             continue
         job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:

@@ -213,14 +213,15 @@ struct Consumer {
   static constexpr int kFirstTurn = 2;  // named barriers; the producers have the one before
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
   static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
+  static constexpr uint32_t kVectorPoints = kSkew + 1;
   const WgradParams& p;
   const Shared& shared;
   const Share share;
   const int extra_rows;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
-  // are zero), its skew and high in those, its chunks back above; on top of the first run's, the
-  // barriers of this warpgroup's turn and of the next one's.
+  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3); on top
+  // of the first run's, the barriers of this warpgroup's turn and of the next one's.
   uint32_t place[G];
   Slot slot;
 
@@ -239,7 +240,8 @@ struct Consumer {
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
       const uint32_t turn = kTurns && g == 0 ? own | next << 3 : 0;
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | turn << 26);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 |
+                             run.plane << 22 | turn << 26);
     }
   }
 
@@ -271,7 +273,8 @@ struct Consumer {
     }
   }
 
-  // The products of one unit of pixels with `kTogether` runs from the first-th on.
+  // The products of one unit of pixels with `kTogether` runs from the first-th on; `base` holds
+  // their windows' addresses and skews.
   template <int kFirst>
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
@@ -287,7 +290,8 @@ struct Consumer {
       Runs window[kTogether];
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g], eight, piece, part, place[g] & kSkew, place[g] >> 2 & 3);
+        window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
+                                place[g] >> 2 & 3);
       if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
       ptx::wgmma_fence();
 #pragma unroll
@@ -312,8 +316,14 @@ struct Consumer {
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const uint32_t packed = ptx::computed_here(place[g]);
-      const uint32_t address = packed & 0x3ffff & ~(kPacked - 1);
-      base[g] = address + stage_before(packed >> 18 & 0xff) * p.stage_bytes;
+      const int stage = stage_before(packed >> 18 & 15);
+      base[g] = (packed & (0x3ffff - (kPacked - 1) + kSkew)) + stage * p.stage_bytes;
+      if (p.flat) {
+        unsigned short late;
+        ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
+        const uint32_t points = (packed & kSkew) + late;
+        base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
+      }
     }
     const uint32_t tile = shared.stages + slot.index * p.stage_bytes;
     constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);

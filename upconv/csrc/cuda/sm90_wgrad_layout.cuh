@@ -14,7 +14,8 @@ constexpr int kProducers = 128;
 constexpr int kUnit = 32;       // pixels that one set of registers covers
 constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
 constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
-constexpr int kSpotsAt = 1024;  // and of their own places in the present unit of work
+constexpr int kLateAt = 768;    // where the planes of each stage begin in their boxes,
+constexpr int kSpotsAt = 1024;  // and the producers' own places in the present unit of work
 constexpr int kHeaderBytes = kSpotsAt + 3 * kProducers * 16;
 constexpr int kSlackBytes = 128;  // windows may reach past the last channel
 constexpr int kRows = 64;         // most channels of a plane of grad_output
@@ -48,21 +49,28 @@ __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
-static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kSpotsAt - kPlanesAt,
+static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kLateAt - kPlanesAt &&
+                  2 * kWgradMaxStages * kWgradPlanes <= kSpotsAt - kLateAt,
               "the header is too small");
 
 struct Shared {
   uint32_t full, empty;  // barrier arrays
   int* pieces;           // point of each 8-pixel piece of a chunk
-  uint32_t planes, spots, stages;
+  uint32_t planes, late, spots, stages;
 
   __device__ __forceinline__ explicit Shared(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kWgradMaxStages;
     pieces = reinterpret_cast<int*>(memory + kPiecesAt);
     planes = full + kPlanesAt;
+    late = full + kLateAt;
     spots = full + kSpotsAt;
     stages = full + kHeaderBytes;
+  }
+
+  // Points before a plane in its box, in the given stage.
+  __device__ __forceinline__ uint32_t late_at(int stage, int plane) const {
+    return late + (stage * kWgradPlanes + plane) * 2;
   }
 };
 

@@ -434,11 +434,18 @@ struct Producer {
     if (threadIdx.x >= job.planes * p.images) return;
     uint4 spot;
     ptx::load_shared(spot, spots + kProducers * 16);
-    const int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
+    int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
+    if (p.flat) {
+      // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
+      const int begin = y * (p.out_w * kElement / point_bytes(p)) + column;
+      column = begin & -(16 / point_bytes(p));
+      y = 0;
+      ptx::store_shared(shared.late_at(slot.index, threadIdx.x / p.images),
+                        static_cast<unsigned short>(begin - column));
+    }
     const int bytes = p.rows * p.pitch * point_bytes(p);
     ptx::box_copy(shared.stages + slot.index * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
-                  map, p.flat ? y * p.out_w + column : column, p.flat ? 0 : y, spot.y, spot.w >> 16,
-                  spot.z, full);
+                  map, column, y, spot.y, spot.w >> 16, spot.z, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------
