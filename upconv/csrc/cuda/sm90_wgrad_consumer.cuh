@@ -260,11 +260,13 @@ struct Consumer {
   }
 
   // Chunks before the unit's first input row has all its plane rows. Before the very first there is
-  // none to give back.
+  // none to give back. No product keeps the warps together here: they wait for each other, or one
+  // could sleep through two phases of a barrier.
   __device__ __forceinline__ void skip_extra_rows(bool first) {
 #pragma unroll 1
     for (int i = 0; i < extra_rows; ++i) {
       ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
+      ptx::warpgroup_sync(kFirstTurn + 2 + threadIdx.x / 128);
       if (first) {
         slot.advance(p.stages);
       } else {
@@ -349,17 +351,19 @@ struct Consumer {
     }
   }
 
-  // A warpgroup without taps only passes the chunks on.
+  // A warpgroup without taps only passes the chunks on, for which one thread is enough.
   __device__ __forceinline__ void idle() {
+    if (threadIdx.x % 128 != 0) return;
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
-      skip_extra_rows(from == share.first);
-      from += unit.rows;
 #pragma unroll 1
-      for (int left = unit.rows; left > 0; --left) {
+      for (int i = 0; i < extra_rows + unit.rows; ++i) {
         ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        next_chunk();
+        if (i >= extra_rows || from != share.first)
+          ptx::barrier_arrive(shared.empty + 8 * stage_before(extra_rows));
+        slot.advance(p.stages);
       }
+      from += unit.rows;
     }
   }
 

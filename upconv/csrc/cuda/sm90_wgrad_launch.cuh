@@ -46,17 +46,19 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
-  const int bytes = wgrad::shared_bytes(p);
-  const int kinds = p.jobs * p.channel_blocks;
+  auto add = wgrad::sm90_wgrad_add<Operand>;
+  constexpr int kThreads = 128 * (C + 1), kAddThreads = 128;
+  const int bytes = wgrad::shared_bytes(p), kinds = p.jobs * p.channel_blocks;
+  const int blocks = kinds * p.workers, add_blocks = kinds * C * G * T * (N / 2);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
   if (wgrad::boxes(p) && (error = describe_boxes(p, &map)) != cudaSuccess) return error;
-  kernel<<<kinds * p.workers, 128 * (C + 1), bytes, stream>>>(p, map);
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  wgrad::sm90_wgrad_add<Operand><<<kinds * C * G * T*(N / 2), 128, 0, stream>>>(p);
+  add<<<add_blocks, kAddThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 
