@@ -217,19 +217,18 @@ struct Consumer {
   const WgradParams& p;
   const Shared& shared;
   const Share share;
-  const int extra_rows;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
   // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3); on top
   // of the first run's, the barriers of this warpgroup's turn and of the next one's.
   uint32_t place[G];
-  Slot slot;
+  Slot slot;  // and the job's extra rows
 
   __device__ __forceinline__ Consumer(const WgradParams& p, const Shared& shared, int c)
       : p(p),
         shared(shared),
         share(p),
-        extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
+        slot(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
     const int thread = threadIdx.x % 128;
     const int own = kFirstTurn + c;
     const int next = kFirstTurn + (c + 1 < p.job[share.job].consumers ? c + 1 : 0);
@@ -247,14 +246,14 @@ struct Consumer {
 
   // `back` chunks before the present one.
   __device__ __forceinline__ int stage_before(int back) const {
-    const int stage = slot.index - back;
+    const int stage = slot.index() - back;
     return stage < 0 ? stage + p.stages : stage;
   }
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
     if (threadIdx.x % 128 == 0)
-      ptx::barrier_arrive(shared.empty + 8 * stage_before(extra_rows));
+      ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
     __syncwarp();
     slot.advance(p.stages);
   }
@@ -264,8 +263,8 @@ struct Consumer {
   // could sleep through two phases of a barrier.
   __device__ __forceinline__ void skip_extra_rows(bool first) {
 #pragma unroll 1
-    for (int i = 0; i < extra_rows; ++i) {
-      ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
+    for (int i = 0; i < slot.kept(); ++i) {
+      ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
       ptx::warpgroup_sync(kFirstTurn + 2 + threadIdx.x / 128);
       if (first) {
         slot.advance(p.stages);
@@ -285,8 +284,11 @@ struct Consumer {
     // From one instruction to the next, and from the first half of K to the second.
     constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
     constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
-    // K-major without swizzle: 8 channels are 128 bytes.
-    const uint64_t b = static_cast<uint64_t>(128 >> 4) << 32 | kHalf << 16 | tile >> 4;
+    // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
+    const uint32_t first = kHalf << 16 | tile >> 4;
+    const auto tile_at = [&](int step) {
+      return static_cast<uint64_t>(128 >> 4) << 32 | (first + step * kStep);
+    };
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
@@ -305,7 +307,7 @@ struct Consumer {
 #pragma unroll
           for (int t = 0; t < T; ++t)
             WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t),
-                                            b + (part * Runs::kTogether + m) * kStep);
+                                            tile_at(part * Runs::kTogether + m));
       }
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
@@ -327,7 +329,7 @@ struct Consumer {
         base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
       }
     }
-    const uint32_t tile = shared.stages + slot.index * p.stage_bytes;
+    const uint32_t tile = shared.stages + slot.index() * p.stage_bytes;
     constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
     for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
@@ -344,7 +346,7 @@ struct Consumer {
       from += unit.rows;
 #pragma unroll 1
       for (int left = unit.rows; left > 0; --left) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
+        ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
         chunk(eight);
         next_chunk();
       }
@@ -357,10 +359,10 @@ struct Consumer {
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
 #pragma unroll 1
-      for (int i = 0; i < extra_rows + unit.rows; ++i) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        if (i >= extra_rows || from != share.first)
-          ptx::barrier_arrive(shared.empty + 8 * stage_before(extra_rows));
+      for (int i = 0; i < slot.kept() + unit.rows; ++i) {
+        ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
+        if (i >= slot.kept() || from != share.first)
+          ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
         slot.advance(p.stages);
       }
       from += unit.rows;

@@ -107,13 +107,18 @@ struct Share {
   }
 };
 
-// A place in the ring of chunks.
+// A place in the ring of chunks, in one register: index, how often it has come round, and
+// something to keep.
 struct Slot {
-  int index = 0;
-  uint32_t parity = 0;
+  uint32_t word;
 
+  __device__ __forceinline__ explicit Slot(int kept = 0) : word(kept << 16) {}
+  __device__ __forceinline__ int index() const { return word & 0xff; }
+  __device__ __forceinline__ uint32_t parity() const { return word >> 8 & 1; }
+  __device__ __forceinline__ int kept() const { return word >> 16; }
   __device__ __forceinline__ void advance(int stages) {
-    if (++index == stages) index = 0, parity ^= 1;
+    ++word;
+    if (index() == stages) word = (word ^ 0x100) & ~0xffu;
   }
 };
 

@@ -429,7 +429,7 @@ struct Producer {
   }
 
   __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
-    const uint32_t full = shared.full + 8 * slot.index;
+    const uint32_t full = shared.full + 8 * slot.index();
     if (threadIdx.x == 0) ptx::barrier_arrive_expect(full, job.planes * p.plane_bytes);
     if (threadIdx.x >= job.planes * p.images) return;
     uint4 spot;
@@ -440,11 +440,11 @@ struct Producer {
       const int begin = y * (p.out_w * kElement / point_bytes(p)) + column;
       column = begin & -(16 / point_bytes(p));
       y = 0;
-      ptx::store_shared(shared.late_at(slot.index, threadIdx.x / p.images),
+      ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / p.images),
                         static_cast<unsigned short>(begin - column));
     }
     const int bytes = p.rows * p.pitch * point_bytes(p);
-    ptx::box_copy(shared.stages + slot.index * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
+    ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
                   map, column, y, spot.y, spot.w >> 16, spot.z, full);
   }
 
@@ -452,7 +452,7 @@ struct Producer {
 
   // Hands the oldest chunk on its way over to the consumers.
   __device__ __forceinline__ void hand_over(Slot& oldest) const {
-    const uint32_t stage = shared.stages + oldest.index * p.stage_bytes;
+    const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
     if (squares()) {
       __syncwarp();
       weave(stage + woven);
@@ -460,7 +460,7 @@ struct Producer {
       round_input(stage + x_target);
     }
     ptx::fence_async_proxy();
-    ptx::barrier_arrive(shared.full + 8 * oldest.index);
+    ptx::barrier_arrive(shared.full + 8 * oldest.index());
     oldest.advance(p.stages);
   }
 
@@ -491,8 +491,8 @@ struct Producer {
         find(unit, halo, spots + 2 * kProducers * 16);
       }
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
-        ptx::barrier_wait(shared.empty + 8 * newest.index, newest.parity ^ 1);
-        const uint32_t stage = shared.stages + newest.index * p.stage_bytes;
+        ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
+        const uint32_t stage = shared.stages + newest.index() * p.stage_bytes;
         if (i >= job.extra_rows) copy_input(stage, unit.row + i - job.extra_rows);
         if (boxes(p)) {
           copy_boxes(newest, unit.row + job.shift_y + i);
