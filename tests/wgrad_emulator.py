@@ -25,7 +25,8 @@ class Plan:
 
         self.jobs = []
         for _ in range(self.field["jobs"]):
-            job: dict[str, object] = dict(take("shift_y", "extra_rows", "planes", "consumers"))
+            names = ("shift_y", "extra_rows", "planes", "consumers", "workers")
+            job: dict[str, object] = dict(take(*names))
             planes = [
                 take("channel", "depth", "phase_y", "phase_x", "start")
                 for _ in range(header_constant("kWgradPlanes"))
@@ -55,10 +56,10 @@ class Plan:
         return self.element == 2 and not self.pairs
 
 
-def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
+def units(plan: Plan, workers: int, worker: int) -> list[tuple[int, int, int, int]]:
     """(image, row, column, rows) of every unit of a worker."""
     total = plan.image_groups * plan.strips * plan.in_h
-    at, end = total * worker // plan.workers, total * (worker + 1) // plan.workers
+    at, end = total * worker // workers, total * (worker + 1) // workers
     result = []
     while at < end:
         strip, row = divmod(at, plan.in_h)
@@ -239,7 +240,8 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     for job in plan.jobs:
         for block in range(plan.channel_blocks):
             sums: dict[tuple[int, int, int], np.ndarray] = {}
-            for worker in range(plan.workers):
+            assert job["workers"] >= plan.workers
+            for worker in range(job["workers"]):
                 walk(plan, job, block * plan.tile_n, worker, x, gy, sums)
             store(plan, job, block * plan.tile_n, sums, gw)
     groups = zip(
@@ -260,7 +262,7 @@ def walk(
     sums: dict[tuple[int, int, int], np.ndarray],
 ) -> None:
     ring: list[list[tuple[int, np.ndarray]]] = []
-    for image, row, column, rows in units(plan, worker):
+    for image, row, column, rows in units(plan, job["workers"], worker):
         for i in range(rows + job["extra_rows"]):
             y = row + job["shift_y"] + i
             planes = [

@@ -214,11 +214,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     read = min(form.n, problem.in_channels) * up(chunk.segment * element, 32)
     read += len(rows) * there * (span * element + 28)
     return ChunkWork(
-        tensor=len(job.consumers)
-        * form.groups
-        * form.run
-        * units
-        * ((2 if small else 4) * form.n / 2),
+        tensor=job.taps * units * ((2 if small else 4) * form.n / 2),
         batches=units * parts * -(-form.groups // together),
         windows=products * units * ROWS * 4 * window,
         read=chunk.images * read,
@@ -276,7 +272,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         f"{len(job_list)} jobs of {form.consumers} warpgroups, each {form.groups} runs of"
         f" {form.run} taps, 64 x {form.n} channels",
         f"chunks of {chunk.images} x {chunk.segment} pixels, {chunk.stages} in the ring;"
-        f" {split.workers} blocks share the pixels of a job",
+        f" {sum(split.workers) / len(job_list):.0f} blocks share the pixels of a job",
         f"workspace {split.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         f"most of the time goes to {split.bound}",
     )
@@ -295,7 +291,7 @@ def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[J
         blocks = -(-problem.in_channels // form.n)
         for chunk in chunks(problem, form, job_list, boxes, hardware):
             work = [chunk_work(problem, form, job, chunk) for job in job_list]
-            extra = max(job.extra_rows for job in job_list)
+            extra = [job.extra_rows for job in job_list]
             for split in splits(problem, chunk, work, extra, blocks, form, hardware):
                 yield form, job_list, chunk, split
 
@@ -348,7 +344,7 @@ def fields(
         "input_bytes": chunk.input_bytes,
         "plane_bytes": chunk.plane_bytes,
         "stage_bytes": chunk.stage_bytes,
-        "workers": split.workers,
+        "workers": min(split.workers),
         "channel_blocks": -(-problem.in_channels // form.n),
         "jobs": len(job_list),
     }
@@ -359,14 +355,14 @@ def record(
 ) -> tuple[int, ...]:
     """The plan as integers."""
     result = list(fields(problem, form, job_list, chunk, split).values())
-    for job in job_list:
-        result += job_record(job)
+    for job, workers in zip(job_list, split.workers, strict=True):
+        result += job_record(job, workers)
     return tuple(result)
 
 
-def job_record(job: Job) -> list[int]:
+def job_record(job: Job, workers: int) -> list[int]:
     planes, form = job.planes, job.form
-    result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers)]
+    result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers), workers]
     for plane in planes:
         result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start]
     result += [0] * 5 * (MAX_PLANES - len(planes))

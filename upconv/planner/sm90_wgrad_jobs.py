@@ -139,6 +139,13 @@ class Job:
         return [share for products in self.consumers for product in products for share in product]
 
     @cached_property
+    def taps(self) -> int:
+        """Taps that are multiplied. A warpgroup leaves out one that none of its runs has."""
+        run = self.form.run
+        full = [max(r.count for p in consumer for _, r in p) == run for consumer in self.consumers]
+        return self.form.groups * sum(run if f or run == 1 else run - 1 for f in full)
+
+    @cached_property
     def shift_y(self) -> int:
         return min(run.shift_y for _, run in self.shares)
 

@@ -85,16 +85,18 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   rest /= sums;
   const int c = rest % p.consumers;
   rest /= p.consumers;
-  const WgradJob& job = p.job[rest % p.jobs];
-  const int first_in = rest / p.jobs * p.tile_n;
+  const int number = rest % p.jobs, channels = rest / p.jobs;
+  const WgradJob& job = p.job[number];
+  const int first_in = channels * p.tile_n;
   const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x / 32];
   const int tap = i / half % p.run;
   if (c >= job.consumers || tap >= run.count) return;
-  const int64_t step = static_cast<int64_t>(p.jobs) * p.channel_blocks * p.consumers * sums * 128;
-  const float* source = p.workspace + static_cast<int64_t>(blockIdx.x) * 128 + threadIdx.x;
+  const int64_t block_sums = static_cast<int64_t>(p.consumers) * sums * 128;
+  const float* source = p.workspace + static_cast<int64_t>(c * sums + i) * 128 + threadIdx.x;
   float sum = 0.f;
 #pragma unroll 8
-  for (int worker = 0; worker < p.workers; ++worker) sum += source[worker * step];
+  for (int worker = 0; worker < job.workers; ++worker)
+    sum += source[block_of(p, worker, number, channels) * block_sums];
   const int r = i % half, lane = threadIdx.x % 32;
   const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;

@@ -208,6 +208,10 @@ struct Consumer {
   using Runs = Window<Operand, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
+  // From one instruction to the next, and from the first half of K to the second.
+  static constexpr int kVector = Layout::vector_step(N) / 16;
+  static constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
+  static constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
   // Consumers issue their products in turn, so that one loads while another multiplies.
   static constexpr bool kTurns = true;
   static constexpr int kFirstTurn = 2;  // named barriers; the producers have the one before
@@ -220,7 +224,8 @@ struct Consumer {
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
   // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3); on top
-  // of the first run's, the barriers of this warpgroup's turn and of the next one's.
+  // of the first run's, whether no run has all T taps, and the barriers of this warpgroup's turn
+  // and of the next one's.
   uint32_t place[G];
   Slot slot;  // and the job's extra rows
 
@@ -239,9 +244,18 @@ struct Consumer {
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
       const uint32_t turn = kTurns && g == 0 ? own | next << 3 : 0;
+      const uint32_t few = g == 0 && !full_runs(p.job[share.job], c);
       place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 |
-                             run.plane << 22 | turn << 26);
+                             run.plane << 22 | few << 25 | turn << 26);
     }
+  }
+
+  // Has any run all T taps?
+  __device__ static __forceinline__ bool full_runs(const WgradJob& job, int c) {
+    bool full = false;
+    for (int g = 0; g < G; ++g)
+      for (int warp = 0; warp < kWgradWarps; ++warp) full |= job.run[c * G + g][warp].count == T;
+    return full;
   }
 
   // `back` chunks before the present one.
@@ -274,21 +288,35 @@ struct Consumer {
     }
   }
 
+  // Issues one part's products of `kTaps` taps of each run, and waits for them.
+  template <int kFirst, int kLast, int kTaps>
+  __device__ __forceinline__ void issue(const Runs (&window)[kTogether], int part, uint32_t first) {
+    if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < Runs::kTogether; ++m) {
+      // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
+      const uint64_t tile = static_cast<uint64_t>(128 >> 4) << 32 |
+                            (first + (part * Runs::kTogether + m) * kStep);
+      // The next may get ready while the last products are on their way.
+      if (kTurns && m == Runs::kTogether - 1) ptx::pair_arrive(place[0] >> 29);
+#pragma unroll
+      for (int g = kFirst; g < kLast; ++g)
+#pragma unroll
+        for (int t = 0; t < kTaps; ++t)
+          WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), tile);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  }
+
   // The products of one unit of pixels with `kTogether` runs from the first-th on; `base` holds
   // their windows' addresses and skews.
   template <int kFirst>
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
-    constexpr int kVector = Layout::vector_step(N) / 16;
-    // From one instruction to the next, and from the first half of K to the second.
-    constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
-    constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
-    // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
     const uint32_t first = kHalf << 16 | tile >> 4;
-    const auto tile_at = [&](int step) {
-      return static_cast<uint64_t>(128 >> 4) << 32 | (first + step * kStep);
-    };
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
@@ -296,21 +324,11 @@ struct Consumer {
       for (int g = kFirst; g < kLast; ++g)
         window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
                                 place[g] >> 2 & 3);
-      if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int m = 0; m < Runs::kTogether; ++m) {
-        // The next may get ready while the last products are on their way.
-        if (kTurns && m == Runs::kTogether - 1) ptx::pair_arrive(place[0] >> 29);
-#pragma unroll
-        for (int g = kFirst; g < kLast; ++g)
-#pragma unroll
-          for (int t = 0; t < T; ++t)
-            WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t),
-                                            tile_at(part * Runs::kTogether + m));
+      if (T > 1 && place[0] >> 25 & 1) {
+        issue<kFirst, kLast, (T > 1 ? T - 1 : 1)>(window, part, first);
+      } else {
+        issue<kFirst, kLast, T>(window, part, first);
       }
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
     }
     if constexpr (kLast < G) multiply<kLast>(base, eight, piece, tile);
   }

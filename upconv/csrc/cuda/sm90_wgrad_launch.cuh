@@ -49,7 +49,7 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto add = wgrad::sm90_wgrad_add<Operand>;
   constexpr int kThreads = 128 * (C + 1), kAddThreads = 128;
   const int bytes = wgrad::shared_bytes(p), kinds = p.jobs * p.channel_blocks;
-  const int blocks = kinds * p.workers, add_blocks = kinds * C * G * T * (N / 2);
+  const int blocks = wgrad_blocks(p), add_blocks = kinds * C * G * T * (N / 2);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;

@@ -92,18 +92,33 @@ struct Unit {
   }
 };
 
+// The block of a worker, job and block of input channels: blocks that read the same pixels stand
+// together; those that only some jobs have come last.
+__device__ __forceinline__ int block_of(const WgradParams& p, int worker, int job, int channels) {
+  if (worker < p.workers) return (worker * p.channel_blocks + channels) * p.jobs + job;
+  const int more = p.job[job].more + worker - p.workers;
+  return (p.workers * p.jobs + more) * p.channel_blocks + channels;
+}
+
 // What one block does: a job, a block of input channels, and a share of the rows.
 struct Share {
   int job, channel, first, end;
 
   __device__ __forceinline__ explicit Share(const WgradParams& p) {
     const int kinds = p.jobs * p.channel_blocks;
-    const int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
+    int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
     job = kind % p.jobs;
     channel = kind / p.jobs * p.tile_n;
+    if (worker >= p.workers) {
+      const int rest = blockIdx.x - kinds * p.workers, more = rest / p.channel_blocks;
+      channel = (rest - more * p.channel_blocks) * p.tile_n;
+      job = p.jobs - 1;
+      while (p.job[job].more > more) --job;
+      worker = p.workers + more - p.job[job].more;
+    }
     const int64_t rows = static_cast<int64_t>(p.image_groups) * p.strips * p.in_h;
-    first = static_cast<int>(rows * worker / p.workers);
-    end = static_cast<int>(rows * (worker + 1) / p.workers);
+    first = static_cast<int>(rows * worker / p.job[job].workers);
+    end = static_cast<int>(rows * (worker + 1) / p.job[job].workers);
   }
 };
 

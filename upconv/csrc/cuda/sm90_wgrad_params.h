@@ -59,7 +59,7 @@ constexpr int kWgradMaxStages = 16;
   X(input_bytes) /* of a chunk: the input, each plane, and all of it */                      \
   X(plane_bytes)                                                                             \
   X(stage_bytes)                                                                             \
-  X(workers)        /* blocks that share the pixels of a job */                              \
+  X(workers)        /* blocks that share the pixels of a job, for the job with the fewest */ \
   X(channel_blocks) /* blocks of N input channels */                                         \
   X(jobs)
 
@@ -87,6 +87,8 @@ struct WgradJob {
   int16_t extra_rows;  // chunks before the first input row has all its plane rows
   int16_t planes;
   int16_t consumers;  // warpgroups that have taps; the others pass chunks on
+  int16_t workers;    // blocks that share the pixels: a job with fewer taps has fewer
+  int16_t more;       // blocks of the jobs before, for each channel block, beyond `workers` of all
   WgradPlane plane[kWgradPlanes];
   WgradRun run[kWgradRuns][kWgradWarps];  // [warpgroup * groups + run][warp]
 };
@@ -95,12 +97,17 @@ struct WgradParams {
   const void* x;
   const void* gy;
   void* gw;
-  float* workspace;  // [worker][job][channel block][consumer][accumulator][thread]
+  float* workspace;  // [block][consumer][accumulator][thread]
 #define UPCONV_DECLARE(name) int name;
   UPCONV_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
   WgradJob job[kWgradJobs];
 };
+// Blocks of all jobs.
+inline int wgrad_blocks(const WgradParams& p) {
+  const WgradJob& last = p.job[p.jobs - 1];
+  return (p.jobs * p.workers + last.more + last.workers - p.workers) * p.channel_blocks;
+}
 static_assert(sizeof(WgradParams) <= 32764, "beyond what a kernel takes as parameters");
 
 }  // namespace upconv
