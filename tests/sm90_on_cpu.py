@@ -20,19 +20,19 @@ CUDA = TESTS.parent / "upconv" / "csrc" / "cuda"
 DEVICE = TESTS / "cuda_on_cpu"
 HEADERS = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cuda_runtime_api.h")
 LAUNCH = re.compile(r"([\w<>]+)<<<(\w+), (\w+), \w+, stream>>>\(")
-SOURCES = ("sm90_tf32", "sm90_split", "sm90_bf16", "sm90_fp16", "sm90_launch", "device")
+SOURCES = ("sm90_tf32", "sm90_split", "sm90_bf16", "sm90_fp16", "sm90_launch", "sm90_driver")
 WIDE = (0, 3)
 """Operand types of 32 bits."""
 
 
-def compiled(folder: Path) -> ctypes.CDLL:
+def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
     """The kernel as a library; takes a minute."""
     for file in CUDA.iterdir():
         name = f"{file.stem}.cpp" if file.suffix == ".cu" else file.name
         (folder / name).write_text(LAUNCH.sub(r"launch(\1, \2, \3, ", file.read_text()))
     for file in DEVICE.iterdir():
         (folder / file.name).write_text(file.read_text())
-    for name in (*HEADERS, "wgmma.cuh"):
+    for name in (*HEADERS, "wgmma.cuh", "wgmma_registers.cuh"):
         (folder / name).write_text('#pragma once\n#include "ptx.cuh"\n')
 
     def compile_one(source: str) -> Path:
@@ -53,12 +53,12 @@ def compiled(folder: Path) -> ctypes.CDLL:
         return target
 
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, SOURCES))
+        objects = list(pool.map(compile_one, (*sources, "device")))
     library = folder / "kernel.so"
-    subprocess.run(["g++", "-shared", "-o", library, *objects], check=True, timeout=100)
-    loaded = ctypes.CDLL(str(library))
-    loaded.upconv_run.restype = ctypes.c_char_p
-    return loaded
+    # The shared memory of kernels in a namespace of their own is the same memory.
+    same = "-Wl,--defsym=_ZN6upconv5wgrad6memoryE=_ZN6upconv6memoryE"
+    subprocess.run(["g++", "-shared", same, "-o", library, *objects], check=True, timeout=100)
+    return ctypes.CDLL(str(library))
 
 
 def to_bits(values: np.ndarray, operand: int) -> np.ndarray:
@@ -104,6 +104,7 @@ def run(
         arguments.append(ctypes.c_void_p(None if none else tensor.ctypes.data))
         arguments.append(ctypes.c_int64(0 if none else tensor.nbytes))
     integers = (ctypes.c_int64 * len(record))(*record)
+    library.upconv_run.restype = ctypes.c_char_p
     failure = library.upconv_run(
         integers, ctypes.c_int64(len(record)), *arguments, multiprocessors, ctypes.c_uint64(seed)
     )

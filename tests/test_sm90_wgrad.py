@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from wgrad_references import any_plan, expected, problems
 
 from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_cost
 from upconv.planner.sm90_wgrad import FIXED_BYTES
@@ -32,52 +32,14 @@ def candidate(problem: Problem, multiprocessors: int = 132) -> Candidate:
     return answer
 
 
-@st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    ndim = draw(st.sampled_from([1, 2, 2, 3]))
-    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
-    stride, dilation = each(1, 3), each(1, 3)
-    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
-    problem = Problem(
-        batch=draw(st.integers(1, 3)),
-        in_channels=draw(st.integers(8, 70 // groups)) * groups,
-        out_channels=draw(st.integers(8, 70 // groups)) * groups,
-        in_size=(*each(1, 4)[1:], draw(st.integers(1, 36))),
-        kernel=(*each(1, 3)[1:], draw(st.integers(1, 7))),
-        stride=stride,
-        padding=each(0, 3),
-        output_padding=tuple(
-            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
-        ),
-        dilation=dilation,
-        groups=groups,
-        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
-        tf32=True,
-        direction="grad_weight",
-    )
-    assume(min(problem.out_size) > 0)
-    return problem
-
-
 def check_emulated(problem: Problem, params: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((problem.batch, problem.in_channels, *problem.in_size))
     gy = rng.standard_normal((problem.batch, problem.out_channels, *problem.out_size))
     deep = [a.reshape(*a.shape[:2], *(1,) * (3 - problem.ndim), *a.shape[2:]) for a in (x, gy)]
-    gw = emulator.run(params, *deep)
-    columns = problem.out_channels // problem.groups
-    weight = torch.zeros(problem.in_channels, columns, *problem.kernel).double()
-    rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding)
-    _, expected, _ = torch.ops.aten.convolution_backward(
-        torch.from_numpy(gy),
-        torch.from_numpy(x),
-        weight,
-        None,
-        *rest,
-        problem.groups,
-        [False, True, False],
-    )
-    np.testing.assert_allclose(gw.reshape(expected.shape), expected.numpy(), rtol=1e-9, atol=1e-9)
+    wanted = expected(problem, x, gy)
+    gw = emulator.run(params, *deep).reshape(wanted.shape)
+    np.testing.assert_allclose(gw, wanted, rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -91,11 +53,7 @@ def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -
 def test_every_form_computes_the_gradient(problem: Problem, rng: Random) -> None:
     """Any plan that the planner may choose, not the cheapest alone."""
     problem = replace(problem, batch=1)
-    deep = sm90_wgrad.flat(problem)
-    plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=4)))
-    form = rng.choice(sorted({plan[0] for plan in plans}, key=str))
-    plan = rng.choice([plan for plan in plans if plan[0] == form])
-    check_emulated(problem, sm90_wgrad.record(deep, *plan))
+    check_emulated(problem, any_plan(problem, 4, rng))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -112,7 +70,9 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
-    chunk += plan.planes * plan.rows * plan.pitch * plan.point
+    chunk = -(-chunk // 128) * 128
+    assert plan.input_bytes == chunk
+    chunk += plan.planes * plan.rows * plan.pitch * plan.point * (1 if plan.copy else plan.images)
     stage = -(-chunk // 128) * 128
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
@@ -121,9 +81,10 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     extra = max(job["extra_rows"] for job in plan.jobs)
     assert 1 <= plan.lag <= 4
     assert plan.stages >= 1 + plan.lag + extra, "producers and consumers would wait for ever"
-    assert plan.bands * plan.band_rows >= plan.in_h
     assert plan.strips * plan.segment >= plan.in_w
-    assert plan.workers <= plan.image_groups * plan.bands * plan.strips
+    assert plan.workers == min(job["workers"] for job in plan.jobs)
+    most = max(job["workers"] for job in plan.jobs)
+    assert most <= plan.image_groups * plan.in_h * plan.strips
     for job in plan.jobs:
         assert job["planes"] <= emulator.header_constant("kWgradPlanes")
 
@@ -150,7 +111,8 @@ def test_the_workspace_is_bounded_and_stated() -> None:
     answer = candidate(problem)
     plan = emulator.Plan(answer.params)
     sums = plan.groups * plan.run * plan.tile_n * emulator.ROWS
-    size = plan.workers * len(plan.jobs) * plan.channel_blocks * plan.consumers * sums * 4
+    blocks = sum(job["workers"] for job in plan.jobs) * plan.channel_blocks
+    size = blocks * plan.consumers * sums * 4
     assert size <= 64 * 2**20
     assert any(f"workspace {size / 2**20:.1f} MiB" in note for note in answer.notes)
 
@@ -237,7 +199,7 @@ def test_both_sides_agree_on_shared_memory(tmp_path: Path) -> None:
     assert int(fixed) == FIXED_BYTES
     for line in lines:
         element, pairs, n, unit_bytes = map(int, line.split())
-        form = Form(2, n, 1, 1, bool(pairs), element)
+        form = Form(2, n, 1, 1, bool(pairs), element, 2)
         assert sm90_wgrad.unit_bytes(form) == unit_bytes, line
 
 
@@ -258,7 +220,4 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    # Three warpgroups with 96 sums each leave the producers 56 registers: 172 bytes, which the cost
-    # rule knows of ("crowded"). All other forms stay below 64.
-    assert max(spills) <= 192, report
-    assert sum(n > 64 for n in spills) <= 1, report
+    assert max(spills) <= 96, report  # before the loops; there are none inside

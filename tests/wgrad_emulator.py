@@ -25,7 +25,8 @@ class Plan:
 
         self.jobs = []
         for _ in range(self.field["jobs"]):
-            job: dict[str, object] = dict(take("shift_y", "extra_rows", "planes", "consumers"))
+            names = ("shift_y", "extra_rows", "planes", "consumers", "workers")
+            job: dict[str, object] = dict(take(*names))
             planes = [
                 take("channel", "depth", "phase_y", "phase_x", "start")
                 for _ in range(header_constant("kWgradPlanes"))
@@ -55,16 +56,17 @@ class Plan:
         return self.element == 2 and not self.pairs
 
 
-def units(plan: Plan, worker: int) -> list[tuple[int, int, int, int]]:
+def units(plan: Plan, workers: int, worker: int) -> list[tuple[int, int, int, int]]:
     """(image, row, column, rows) of every unit of a worker."""
-    total = plan.image_groups * plan.bands * plan.strips
+    total = plan.image_groups * plan.strips * plan.in_h
+    at, end = total * worker // workers, total * (worker + 1) // workers
     result = []
-    for index in range(total * worker // plan.workers, total * (worker + 1) // plan.workers):
-        rest, strip = divmod(index, plan.strips)
-        group, band = divmod(rest, plan.bands)
-        row = band * plan.band_rows
-        rows = min(plan.band_rows, plan.in_h - row)
+    while at < end:
+        strip, row = divmod(at, plan.in_h)
+        rows = min(end - at, plan.in_h - row)
+        group, strip = divmod(strip, plan.strips)
         result.append((group * plan.images, row, strip * plan.segment, rows))
+        at += rows
     return result
 
 
@@ -95,6 +97,8 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
                 some = x[found[0], channel : channel + plan.tile_n, found[1], row, column + c + e]
                 values[: len(some)] = some
             vector, t = inside % vectors, inside // vectors
+            if plan.spread == 2:  # each half of the unit by itself
+                vector, t = inside // 16 * 4 + inside % 4, inside % 16 // 4
             if plan.in_order:
                 vector, t = inside // 4, inside % 4
             result[unit, vector, :, t, e] = values
@@ -115,12 +119,17 @@ def check_copy(plan: Plan, i: int, point: int, x: int) -> None:
 
 def fill_plane(
     plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
-) -> np.ndarray:
-    """[channel, point, phase of a point]; the second phase only where points are 16-bit pairs."""
+) -> tuple[int, np.ndarray]:
+    """Where the plane begins, and [point, phase of a point]: the second phase only for 16-bit pairs.
+
+    Channels are `pitch` points apart.
+    """
     image, row, column = where
     plane = job["plane"][index]
     phases = 2 if plan.pairs and plan.element == 2 else 1
-    tile = np.full((ROWS, plan.pitch + 32, phases), np.nan)
+    tile = np.full((plan.plane_bytes // plan.point + 32, phases), np.nan)
+    if plan.copy == 0:
+        return fill_boxes(plan, gy, plane, where, tile)
     per_copy = max(max(plan.copy, 4) // plan.point, 1)
     strip = plan.segment * plan.spread
     assert plan.filled % per_copy == 0
@@ -133,37 +142,80 @@ def fill_plane(
             x = (column * plan.spread + plane["start"] + point) * plan.step_x + plane["phase_x"]
             if plan.copy > 2:
                 check_copy(plan, i, point, x)
+            inside = 0 <= x < plan.out_w
+            x -= x % phases
             for phase in range(phases):
                 values = np.zeros(plan.rows)
                 found = slice_of(plan, image + i)
                 z = found[1] * plan.step_z + plane["depth"] if found else -1
-                inside = 0 <= y < plan.out_h and 0 <= z < plan.out_d
-                if inside and found and 0 <= x + phase < plan.out_w:
+                if inside and found and 0 <= y < plan.out_h and 0 <= z < plan.out_d:
                     channel = plane["channel"]
                     some = gy[found[0], channel : channel + plan.rows, z, y, x + phase]
                     values[: len(some)] = some
-                tile[: plan.rows, i * plan.segment_pitch + point, phase] = values
-    return tile
+                places = np.arange(plan.rows) * plan.pitch + i * plan.segment_pitch + point
+                tile[places, phase] = values
+    return 0, tile
 
 
-def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: int) -> np.ndarray:
+def fill_boxes(
+    plan: Plan, gy: np.ndarray, plane: dict, where: tuple[int, int, int], tile: np.ndarray
+) -> tuple[int, np.ndarray]:
+    """The same by the TMA: a box for each image, zeros beyond the tensor."""
+    image, row, column = where
+    points = gy.reshape(*gy.shape[:-1], -1, tile.shape[1])
+    if plan.flat:
+        points = points.reshape(*gy.shape[:3], 1, -1, tile.shape[1])
+    assert points[0, 0, 0, 0].nbytes // 8 * plan.element % 16 == 0, "the TMA wants 16 bytes"
+    assert plan.plane_bytes == plan.images * plan.rows * plan.pitch * plan.point
+    assert plan.input_bytes % 128 == 0
+    assert plan.pitch <= 256
+    y = row * plan.step_y + plane["phase_y"]
+    begin = column * plan.spread + plane["start"]
+    begin += y * (plan.out_w * plan.element // plan.point) if plan.flat else 0
+    late = begin * plan.point % 16 // plan.point
+    first = begin - late
+    assert plan.flat or late == 0, "a box that does not begin on 16 bytes"
+    for i in range(plan.images):
+        n, z = divmod(image + i, plan.in_d)
+        for channel in range(plan.rows):
+            c = plane["channel"] + channel
+            place = i * plan.segment_pitch + channel * plan.pitch
+            box = np.zeros((plan.pitch, tile.shape[1]))
+            where_to = (n, c, z * plan.step_z + plane["depth"], 0 if plan.flat else y)
+            if all(0 <= a < size for a, size in zip(where_to, points.shape[:4], strict=True)):
+                there = points[where_to]
+                keep = [k for k in range(plan.pitch) if 0 <= first + k < len(there)]
+                box[keep] = there[[first + k for k in keep]]
+            tile[place : place + plan.pitch] = box
+    return late, tile
+
+
+def multiply(
+    plan: Plan, chunk: np.ndarray, plane: tuple[int, np.ndarray], run: dict, tap: int
+) -> np.ndarray:
     """[grad_output channel of a warp, input channel] of one tap and one chunk."""
     total = np.zeros((WARP_ROWS, plan.tile_n))
     pieces = plan.segment // 8
     first = run["channel"] % ROWS
-    rows = tile[first : first + WARP_ROWS]
+    late, tile = plane
+    rows = (first + np.arange(WARP_ROWS)) * plan.pitch
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
         for t in range(4):
             i, piece = divmod(4 * unit + t, pieces)
             base = i * plan.segment_pitch + piece * 8 * plan.spread + run["offset"]
             assert base % (2 if plan.in_order else 4) == 0, "windows are read in vectors"
-            base += run["skew"]
+            base += run["skew"] + late
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
-                        if plan.element == 4:
-                            point = base + plan.spread * (m + 4 * h) + tap
+                        if plan.spread == 2:
+                            i, piece = divmod(4 * unit + 2 * h + t // 2, pieces)
+                            base = i * plan.segment_pitch + piece * 16 + t % 2 * 8
+                            base += run["offset"] + run["skew"] + late
+                            point = base + 2 * m + tap
+                        elif plan.element == 4:
+                            point = base + m + 4 * h + tap
                         else:
                             point = base + 2 * (m + 2 * h) + e + tap
                         vector = m + vectors // 2 * h
@@ -173,7 +225,8 @@ def multiply(plan: Plan, chunk: np.ndarray, tile: np.ndarray, run: dict, tap: in
                             b = chunk[unit, vector, :, word, e]
                         else:
                             b = chunk[unit, vector, :, t, e]
-                        total += np.outer(rows[:, point, run["high"]], b)
+                        turn = run["high"] if run["high"] < 2 else (run["high"] + point - base) % 2
+                        total += np.outer(tile[rows + point, turn], b)
     return total
 
 
@@ -183,11 +236,12 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)
     assert plan.pitch % banks[0] == banks[1], "rows would share banks"
-    assert plan.images * plan.segment_pitch <= plan.pitch
+    assert plan.images * plan.segment_pitch <= plan.pitch or plan.copy == 0
     for job in plan.jobs:
         for block in range(plan.channel_blocks):
             sums: dict[tuple[int, int, int], np.ndarray] = {}
-            for worker in range(plan.workers):
+            assert job["workers"] >= plan.workers
+            for worker in range(job["workers"]):
                 walk(plan, job, block * plan.tile_n, worker, x, gy, sums)
             store(plan, job, block * plan.tile_n, sums, gw)
     groups = zip(
@@ -207,8 +261,8 @@ def walk(
     gy: np.ndarray,
     sums: dict[tuple[int, int, int], np.ndarray],
 ) -> None:
-    ring: list[list[np.ndarray]] = []
-    for image, row, column, rows in units(plan, worker):
+    ring: list[list[tuple[int, np.ndarray]]] = []
+    for image, row, column, rows in units(plan, job["workers"], worker):
         for i in range(rows + job["extra_rows"]):
             y = row + job["shift_y"] + i
             planes = [
@@ -224,8 +278,8 @@ def walk(
                     assert 0 <= run["back"] <= job["extra_rows"]
                     assert run["count"] <= plan.run
                     for t in range(run["count"]):
-                        tile = ring[run["back"]][run["plane"]]
-                        product = multiply(plan, chunk, tile, run, t)
+                        plane = ring[run["back"]][run["plane"]]
+                        product = multiply(plan, chunk, plane, run, t)
                         sums[slot, warp, t] = sums.get((slot, warp, t), 0) + product
 
 

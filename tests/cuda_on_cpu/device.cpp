@@ -1,4 +1,4 @@
-// Fibers, global memory and TMA of the CPU's make-believe device, and the entry that tests call.
+// Fibers, global memory and TMA of the CPU's make-believe device.
 #include <ucontext.h>
 
 #include <stdexcept>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "ptx.cuh"
-#include "sm90_launch.h"
 
 Index threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -63,6 +62,17 @@ void meet(int first, int threads) {
   while (met == round) next_fiber();
 }
 
+// Threads that arrive and threads that wait count alike.
+void named_barrier(int id, int threads, bool wait) {
+  auto& [arrived, met] = meetings[-1 - id];
+  const int round = met;
+  if (++arrived == threads) {
+    arrived = 0;
+    ++met;
+  }
+  while (wait && met == round) next_fiber();
+}
+
 // Two answers are kept: a thread may be one question ahead of the others, not two.
 bool warp_agrees(bool mine) {
   static std::map<unsigned, bool> answers;
@@ -113,18 +123,22 @@ void run_block(int threads, void (*body)(void*), void* argument) {
 // --- Memory ----------------------------------------------------------------------------------
 
 namespace {
-struct Tensor {
-  const unsigned char* begin;
-  size_t bytes;
-  bool written;
-};
 std::vector<Tensor> tensors;
 }  // namespace
+
+void begin_run(const std::vector<Tensor>& of_run, uint64_t seed) {
+  tensors = of_run;
+  failure.clear();
+  random_state = seed;
+}
+
+const char* end_run() { return failure.c_str(); }
 
 void check_global(const void* address, size_t bytes, bool write) {
   const auto* at = static_cast<const unsigned char*>(address);
   for (const Tensor& tensor : tensors) {
-    const bool inside = at >= tensor.begin && at + bytes <= tensor.begin + tensor.bytes;
+    const auto* begin = static_cast<const unsigned char*>(tensor.begin);
+    const bool inside = at >= begin && at + bytes <= begin + tensor.bytes;
     if (inside && tensor.written == write) return;
   }
   fail(write ? "a store outside the output" : "a load outside the tensors");
@@ -183,33 +197,4 @@ void upconv::ptx::box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, 
     std::memcpy(target, &bits, 4);
   }
   complete(barrier, static_cast<uint32_t>(total * map.element));
-}
-
-// --- The entry -------------------------------------------------------------------------------
-
-// Packs the weight and runs the kernel. Returns what went wrong, or an empty text.
-extern "C" const char* upconv_run(const int64_t* record, int64_t length, const void* x,
-                                  int64_t x_bytes, const void* weight, int64_t weight_bytes,
-                                  const void* bias, int64_t bias_bytes, void* y, int64_t y_bytes,
-                                  int multiprocessors, uint64_t seed) {
-  using namespace upconv;
-  static Sm90Params plan;
-  failure.clear();
-  random_state = seed;
-  plan = {};
-  if (!read_sm90_plan(record, length, &plan)) return "the integers do not make a plan";
-  std::vector<uint4> packed(sm90_packed_bytes(plan) / 16, uint4{~0u, ~0u, ~0u, ~0u});
-  const auto bytes = [](const void* at) { return static_cast<const unsigned char*>(at); };
-  tensors = {{bytes(x), static_cast<size_t>(x_bytes), false},
-             {bytes(weight), static_cast<size_t>(weight_bytes), false},
-             {bytes(packed.data()), packed.size() * 16, false},
-             {bytes(bias), static_cast<size_t>(bias_bytes), false},
-             {bytes(y), static_cast<size_t>(y_bytes), true}};
-  if (sm90_pack(plan, weight, packed.data(), nullptr)) return "packing was refused";
-  plan.x = x;
-  plan.w = packed.data();
-  plan.bias = bias;
-  plan.y = y;
-  if (sm90_fprop(plan, multiprocessors, nullptr)) return "the launch was refused";
-  return failure.c_str();
 }

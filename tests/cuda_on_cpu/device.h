@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <vector>
 
 #define __device__
 #define __host__
@@ -34,6 +35,7 @@ extern dim3 blockDim, gridDim;
 void next_fiber();                  // lets the others go on
 void meet(int first, int threads);  // waits for all threads of a warp or block
 bool warp_agrees(bool mine);        // one answer for all threads of a warp
+void named_barrier(int id, int threads, bool wait);
 void fail(const char* why);
 
 inline void __syncwarp() { meet(static_cast<int>(threadIdx.x) / 32 * 32, 32); }
@@ -45,11 +47,15 @@ struct uint2 {
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
+struct int2 {
+  int x, y;
+};
 struct alignas(16) int4 {
   int x, y, z, w;
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline int __popc(uint32_t v) { return __builtin_popcount(v); }
+inline int __clz(uint32_t v) { return v ? __builtin_clz(v) : 32; }
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t pick) {
   const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
   uint32_t result = 0;
@@ -57,6 +63,13 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t pick) {
   return result;
 }
 // Global memory is checked: a position outside the tensors is an error.
+struct Tensor {
+  const void* begin;
+  size_t bytes;
+  bool written;
+};
+void begin_run(const std::vector<Tensor>& tensors, uint64_t seed);
+const char* end_run();  // what went wrong, or an empty text
 void check_global(const void* address, size_t bytes, bool write);
 template <typename T>
 T __ldg(const T* address) {
@@ -96,6 +109,7 @@ enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaEnableDefault };
 using cudaDriverEntryPointQueryResult = int;
 enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_UINT16,
+  CU_TENSOR_MAP_DATA_TYPE_UINT32,
   CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
   CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
 };

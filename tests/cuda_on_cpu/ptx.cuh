@@ -113,7 +113,10 @@ template <int>
 void give_registers() {}
 template <int>
 void take_registers() {}
+inline uint32_t computed_here(uint32_t value) { return value; }
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
+inline void pair_wait(int id) { named_barrier(id, 256, true); }
+inline void pair_arrive(int id) { named_barrier(id, 256, false); }
 inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgroup issue together
 // A WGMMA is the four warps' together: it is over for one when it is over for all of them.
 inline void wgmma_commit() { warpgroup_sync(0); }
@@ -135,25 +138,25 @@ inline float truncated(double sum) {
 
 // d[64 x N] += A[64 x K] * B[N x K]^T: this thread's part, which is two rows of each 8 columns.
 template <typename Operand, int N>
-struct Wgmma {
-  static void run(float (&d)[N / 2], uint64_t a, uint64_t b) {
-    constexpr bool kWide = std::is_same_v<Operand, Tf32> || std::is_same_v<Operand, Split>;
-    constexpr int kBytes = kWide ? 4 : 2, kBlock = 16 / kBytes;
-    const auto read = [](uint64_t descriptor, int row, int k) {
-      const uint32_t low = static_cast<uint32_t>(descriptor);
-      const uint32_t rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
-      const uint32_t at = ((low & 0x3fff) << 4) + row / 8 * rows + row % 8 * 16 +
-                          k / kBlock * (low >> 16 << 4) + k % kBlock * kBytes;
-      const unsigned char* from = ptx::shared_pointer(at, kBytes);
-      uint32_t bits = 0;
-      std::memcpy(&bits, from, kBytes);
-      return float_of(kBytes == 2 ? bits << 16 : bits & 0xffffe000);
-    };
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    float left[2][2 * kBlock];
-    for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 2 * kBlock; ++k)
-        left[half][k] = read(a, warp * 16 + lane / 4 + 8 * half, k);
+struct Product {
+  static constexpr bool kWide = std::is_same_v<Operand, Tf32> || std::is_same_v<Operand, Split>;
+  static constexpr int kBytes = kWide ? 4 : 2, kBlock = 16 / kBytes;
+
+  static float number(uint32_t bits) {
+    return float_of(kBytes == 2 ? bits << 16 : bits & 0xffffe000);
+  }
+  static float read(uint64_t descriptor, int row, int k) {
+    const uint32_t low = static_cast<uint32_t>(descriptor);
+    const uint32_t rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
+    const uint32_t at = ((low & 0x3fff) << 4) + row / 8 * rows + row % 8 * 16 +
+                        k / kBlock * (low >> 16 << 4) + k % kBlock * kBytes;
+    const unsigned char* from = ptx::shared_pointer(at, kBytes);
+    uint32_t bits = 0;
+    std::memcpy(&bits, from, kBytes);
+    return number(bits);
+  }
+  static void add(float (&d)[N / 2], const float (&left)[2][2 * kBlock], uint64_t b) {
+    const int lane = threadIdx.x % 32;
     for (int column = 0; column < N / 4; ++column) {
       const int n = column / 2 * 8 + lane % 4 * 2 + column % 2;
       double sum[2] = {};
@@ -167,6 +170,40 @@ struct Wgmma {
         to = truncated(to + sum[half]);
       }
     }
+  }
+};
+
+template <typename Operand, int N>
+struct Wgmma : Product<Operand, N> {
+  using Base = Product<Operand, N>;
+  static void run(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    float left[2][2 * Base::kBlock];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 2 * Base::kBlock; ++k)
+        left[half][k] = Base::read(a, warp * 16 + lane / 4 + 8 * half, k);
+    Base::add(d, left, b);
+  }
+};
+
+// The same with A from registers, which the four threads of a row hold together.
+template <typename Operand, int N>
+struct WgmmaRegisters : Product<Operand, N> {
+  using Base = Product<Operand, N>;
+  static void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+    static uint32_t shown[1024][4];
+    std::copy(a, a + 4, shown[threadIdx.x]);
+    __syncwarp();
+    constexpr int kEach = 4 / Base::kBytes;  // numbers of a register
+    float left[2][2 * Base::kBlock];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 2 * Base::kBlock; ++k) {
+        const uint32_t* of = shown[threadIdx.x / 4 * 4 + k % Base::kBlock / kEach];
+        const uint32_t bits = of[half + k / Base::kBlock * 2] >> k % kEach * 16;
+        left[half][k] = Base::number(Base::kBytes == 2 ? bits & 0xffff : bits);
+      }
+    __syncwarp();
+    Base::add(d, left, b);
   }
 };
 

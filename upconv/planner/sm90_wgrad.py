@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 from .candidate import Candidate, Refusal
@@ -31,9 +32,11 @@ MAX_JOBS, MAX_PLANES, MAX_RUNS, MAX_STAGES = 64, 8, 9, 16
 UNIT = 32
 """Pixels that one set of registers covers."""
 PRODUCERS = 128
-FIXED_BYTES = 1024 + 128
-"""Barriers and the table of pieces, and slack after the last channel."""
+FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
+"""Barriers and tables, the producers' notes, and slack after the last channel."""
 MAX_PIXELS = 128
+MAX_BOX = 256
+"""Points of a row of one box of the TMA."""
 INT = 2**31
 
 
@@ -41,6 +44,10 @@ INT = 2**31
 class Chunk:
     """One input row, `segment` columns of `images` images, and how it lies in shared memory."""
 
+    boxes: bool
+    """The TMA brings grad_output. Otherwise threads copy it."""
+    flat: bool
+    """Boxes: rows of grad_output follow each other as one."""
     segment: int
     images: int
     filled: int
@@ -60,16 +67,19 @@ class Chunk:
 
 def point_step(problem: Problem, form: Form) -> int:
     """Elements of grad_output from one point of a plane to the next."""
-    if form.pairs:
-        return 4 // problem.element_bytes
-    return problem.stride[2]
+    return 1 if form.spread == 2 else problem.stride[2]
+
+
+def contiguous(problem: Problem, form: Form) -> bool:
+    """Do the points of a plane follow each other in memory?"""
+    return point_step(problem, form) * problem.element_bytes == form.point_bytes
 
 
 def copy_bytes(problem: Problem, form: Form) -> int:
     """Bytes of one copy of grad_output; 2: element by element, which waits for memory."""
     row = problem.out_size[2] * problem.element_bytes
-    if not form.pairs and problem.stride[2] > 1:
-        return problem.element_bytes
+    if not contiguous(problem, form):
+        return form.point_bytes
     return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
@@ -77,10 +87,23 @@ def points_of_copy(problem: Problem, form: Form) -> int:
     return max(max(copy_bytes(problem, form), 4) // form.point_bytes, 1)
 
 
-def jobs_of(problem: Problem, form: Form) -> list[Job]:
+def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
     """The jobs of a form, with planes that start where copies may."""
-    contiguous = form.pairs or problem.stride[2] == 1
-    return jobs(problem, form, points_of_copy(problem, form) if contiguous else 1)
+    return jobs(problem, form, 16 // form.point_bytes if boxes else points_of_copy(problem, form))
+
+
+def box_layout(problem: Problem, form: Form) -> str | None:
+    """How the TMA sees grad_output, whose rows or else channels must begin on 16 bytes.
+
+    "flat": rows follow each other as one. Then no column of grad_output may be left out.
+    """
+    row = problem.out_size[2] * problem.element_bytes
+    if not contiguous(problem, form):
+        return None
+    if row % 16 == 0:
+        return "rows"
+    whole = row * problem.out_size[1] % 16 == 0 and problem.padding[2] == 0
+    return "flat" if whole else None
 
 
 def copy_input_bytes(problem: Problem) -> int:
@@ -95,8 +118,21 @@ def unit_bytes(form: Form) -> int:
     return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
 
 
+def segments(problem: Problem) -> Iterator[tuple[int, int]]:
+    """Columns and images of the chunks to consider."""
+    images_there = problem.batch * problem.in_size[0]
+    near = problem.in_channels * prod(problem.in_size) * 16 < INT
+    for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
+        for segment in range(8, pixels + 1, 8):
+            images = pixels // segment
+            if pixels % segment or images > images_there:
+                continue
+            if segment <= up(problem.in_size[2], UNIT) and (images == 1 or near):
+                yield segment, images
+
+
 def chunks(
-    problem: Problem, form: Form, job_list: list[Job], hardware: Hardware
+    problem: Problem, form: Form, job_list: list[Job], boxes: bool, hardware: Hardware
 ) -> Iterator[Chunk]:
     """Every chunk that the producers can bring and that fits shared memory."""
     planes_of = [job.planes for job in job_list]
@@ -105,30 +141,38 @@ def chunks(
     extra = max(job.extra_rows for job in job_list)
     per_copy = points_of_copy(problem, form)
     rows = min(up(problem.out_channels, WARP_ROWS), ROWS)
-    images_there = problem.batch * problem.in_size[0]
-    near = problem.in_channels * prod(problem.in_size) * 16 < INT
-    for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
-        for segment in range(8, pixels + 1, 8):
-            images = pixels // segment
-            if pixels % segment or images > images_there:
+
+    def spread_out(points: int) -> int:
+        """So many points or more that rows fall into different banks."""
+        return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
+
+    flat = boxes and box_layout(problem, form) == "flat"
+    for segment, images in segments(problem):
+        if flat and problem.in_size[2] % segment:
+            continue  # beyond the input are zeros, which a NaN of the next row would survive
+        strip = segment * form.spread
+        needed = max(strip - form.spread + 1 + halo, strip)
+        filled = up(needed, max(4, per_copy))
+        if boxes:  # flat ones begin up to 15 bytes before the plane
+            filled = pitch = spread_out(needed + (16 // form.point_bytes - 1 if flat else 0))
+            segment_pitch, plane_bytes = rows * pitch, images * rows * pitch * form.point_bytes
+            if planes * images > PRODUCERS or filled > MAX_BOX:
                 continue
-            if segment > up(problem.in_size[2], UNIT) or (images > 1 and not near):
-                continue
-            strip = segment * form.spread
-            filled = up(max(strip - form.spread + 1 + halo, strip), max(4, per_copy))
+        else:
+            pitch, segment_pitch = spread_out(images * filled), filled
+            plane_bytes = rows * pitch * form.point_bytes
             if images * max(strip, filled - strip) // per_copy > PRODUCERS:
                 continue
-            pitch = images * filled  # and so much more that rows fall into different banks
-            pitch += (8 - pitch) % 16 if form.in_order else (4 - pitch) % 8
-            input_bytes = pixels // UNIT * unit_bytes(form)
-            plane_bytes = rows * pitch * form.point_bytes
-            stage = up(input_bytes + planes * plane_bytes, 128)
-            stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-            # One chunk more than must be: the consumers' slot is free while they work.
-            lag = min(max(stages - extra - 3, 1), 2)
-            if stages >= lag + extra + 1:
-                sizes = (rows, input_bytes, plane_bytes, stage)
-                yield Chunk(segment, images, filled, filled, pitch, *sizes, stages, lag)
+        input_bytes = up(segment * images // UNIT * unit_bytes(form), 128)
+        stage = up(input_bytes + planes * plane_bytes, 128)
+        stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
+        # The consumers have one chunk at hand and one to come; the rest is on its way.
+        lag = min(max(stages - extra - 2, 1), 3)
+        if stages < lag + extra + 1:
+            continue
+        sizes = (segment, images, filled, segment_pitch, pitch, rows)
+        sizes += (input_bytes, plane_bytes, stage, stages, lag)
+        yield Chunk(boxes, flat, *sizes)
 
 
 def passes(channels: int, row: int, beside: int = 1) -> int:
@@ -143,9 +187,12 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     small = element == 2
     units = chunk.pixels // UNIT
     planes = job.planes
-    copy, per_copy = copy_bytes(problem, form), points_of_copy(problem, form)
+    copy = 0 if chunk.boxes else copy_bytes(problem, form)
+    per_copy = points_of_copy(problem, form)
     strip = chunk.segment * form.spread
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
+    if chunk.boxes:
+        parts_of_row = []
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
@@ -167,11 +214,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     read = min(form.n, problem.in_channels) * up(chunk.segment * element, 32)
     read += len(rows) * there * (span * element + 28)
     return ChunkWork(
-        tensor=len(job.consumers)
-        * form.groups
-        * form.run
-        * units
-        * ((2 if small else 4) * form.n / 2),
+        tensor=job.taps * units * ((2 if small else 4) * form.n / 2),
         batches=units * parts * -(-form.groups // together),
         windows=products * units * ROWS * 4 * window,
         read=chunk.images * read,
@@ -197,8 +240,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
     if max(*furthest, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
         return "sizes beyond the 16 bits of its tables"
-    if max(prod(problem.in_size), prod(problem.out_size)) >= INT:
-        return "a channel of 2^31 and more pixels is beyond its 32-bit sizes"
+    if max(problem.batch * prod(problem.in_size), prod(problem.out_size)) >= INT:
+        return "2^31 and more pixels are beyond its 32-bit sizes"
     return None
 
 
@@ -229,7 +272,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         f"{len(job_list)} jobs of {form.consumers} warpgroups, each {form.groups} runs of"
         f" {form.run} taps, 64 x {form.n} channels",
         f"chunks of {chunk.images} x {chunk.segment} pixels, {chunk.stages} in the ring;"
-        f" {split.workers} blocks share the pixels of a job",
+        f" {sum(split.workers) / len(job_list):.0f} blocks share the pixels of a job",
         f"workspace {split.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         f"most of the time goes to {split.bound}",
     )
@@ -239,14 +282,16 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
     """Every legal plan of a 3-D problem, with its expected time."""
-    for form in forms(problem):
-        job_list = jobs_of(problem, form)
+    for form, boxes in product(forms(problem), (False, True)):
+        if boxes and box_layout(problem, form) is None:
+            continue
+        job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:
             continue
         blocks = -(-problem.in_channels // form.n)
-        for chunk in chunks(problem, form, job_list, hardware):
+        for chunk in chunks(problem, form, job_list, boxes, hardware):
             work = [chunk_work(problem, form, job, chunk) for job in job_list]
-            extra = max(job.extra_rows for job in job_list)
+            extra = [job.extra_rows for job in job_list]
             for split in splits(problem, chunk, work, extra, blocks, form, hardware):
                 yield form, job_list, chunk, split
 
@@ -288,10 +333,9 @@ def fields(
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
         "copy_input": copy_input_bytes(problem),
-        "copy": copy_bytes(problem, form),
+        "copy": 0 if chunk.boxes else copy_bytes(problem, form),
+        "flat": int(chunk.flat),
         "rows": chunk.rows,
-        "band_rows": split.band_rows,
-        "bands": split.bands,
         "strips": -(-problem.in_size[2] // chunk.segment),
         "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),
         "planes": max(len(job.planes) for job in job_list),
@@ -300,7 +344,7 @@ def fields(
         "input_bytes": chunk.input_bytes,
         "plane_bytes": chunk.plane_bytes,
         "stage_bytes": chunk.stage_bytes,
-        "workers": split.workers,
+        "workers": min(split.workers),
         "channel_blocks": -(-problem.in_channels // form.n),
         "jobs": len(job_list),
     }
@@ -311,14 +355,14 @@ def record(
 ) -> tuple[int, ...]:
     """The plan as integers."""
     result = list(fields(problem, form, job_list, chunk, split).values())
-    for job in job_list:
-        result += job_record(job)
+    for job, workers in zip(job_list, split.workers, strict=True):
+        result += job_record(job, workers)
     return tuple(result)
 
 
-def job_record(job: Job) -> list[int]:
+def job_record(job: Job, workers: int) -> list[int]:
     planes, form = job.planes, job.form
-    result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers)]
+    result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers), workers]
     for plane in planes:
         result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start]
     result += [0] * 5 * (MAX_PLANES - len(planes))
@@ -331,9 +375,8 @@ def job_record(job: Job) -> list[int]:
                 assert place is not None
                 skew = place[1] % form.vector
                 back = job.extra_rows - (run.shift_y - job.shift_y)
-                high = run.phase_x if form.pairs else 0
                 slots[(c * form.groups + g) * WARPS + warp] = [
-                    *(place[0], back, place[1] - skew, skew, high, run.count),
+                    *(place[0], back, place[1] - skew, skew, form.high(run), run.count),
                     *(channel, run.tap),
                 ]
     for slot in slots:

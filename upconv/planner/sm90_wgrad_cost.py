@@ -10,8 +10,9 @@ three quarters of it where the ring has no slot to spare. The standard deviation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -101,51 +102,68 @@ class ChunkWork:
 
 @dataclass(frozen=True)
 class Split:
-    """How pixels are shared out over blocks."""
+    """How pixels are shared out over blocks: those of a job have as many rows each."""
 
-    band_rows: int
-    bands: int
-    workers: int
+    workers: tuple[int, ...]
+    """Blocks of each job, for each block of input channels."""
     workspace: int
     microseconds: float
     bound: str
+
+
+def chunk_count(strips: int, height: int, extra_rows: int, workers: int) -> int:
+    """Chunks of the busiest of so many blocks, which share strips of rows."""
+    rows = -(-strips * height // workers)
+    parts = rows // height if strips % workers == 0 else -(-rows // height) + 1
+    return rows + parts * extra_rows
+
+
+def share_out(blocks: int, most: int, times: Sequence[Callable[[int], float]]) -> tuple[int, ...]:
+    """Workers of each job, whose times for so many workers are given: the slowest gets the next."""
+    single = [time(1) for time in times]
+    workers = [min(max(int(blocks * time / sum(single)), 1), most) for time in single]
+    while sum(workers) < blocks:
+        slowest = max(range(len(times)), key=lambda j: times[j](workers[j]))
+        if workers[slowest] == most:
+            break
+        workers[slowest] += 1
+    return tuple(workers)
 
 
 def splits(
     problem: Problem,
     chunk: Chunk,
     work: Sequence[ChunkWork],
-    extra_rows: int,
+    extra_rows: Sequence[int],
     channel_blocks: int,
     form: Form,
     hardware: Hardware,
 ) -> Iterator[Split]:
-    """Ways to cut rows into bands and to give them to workers, with their expected times."""
+    """Ways to give rows of strips of images to workers, with their expected times."""
     depth, height, width = problem.in_size
-    columns = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
-    kinds = len(work) * channel_blocks
-    slowest = max(work, key=lambda each: each.cycles)
+    strips = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
+    cycles = [each.cycles for each in work]
     memory = problem.bytes / DRAM_BYTES / hardware.multiprocessors
     block_bytes = form.consumers * form.sums * 128 * 4
-    counts = {max(hardware.multiprocessors * waves // kinds, 1) for waves in (1, 2, 3)}
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
-    for band_rows in {-(-height // cut) for cut in (1, 2, 3, 4, 6, 8, 12, 16, 32)}:
-        bands = -(-height // band_rows)
-        units = columns * bands
-        for count in counts:
-            workers = min(count, units)
-            workspace = workers * kinds * block_bytes
-            if workers > 1 and workspace > MAX_WORKSPACE:
-                continue
-            waves = -(-workers * kinds // hardware.multiprocessors)
-            chunks = -(-units // workers) * (min(band_rows, height) + extra_rows)
-            total = max(waves * chunks * slowest.cycles, memory)
-            added = (2 * workspace + 32 * weights) / ADD_BYTES
-            yield Split(
-                band_rows,
-                bands,
-                workers,
-                workspace,
-                total / CLOCK_MHZ + added + LAUNCH_MICROSECONDS,
-                slowest.bound if total > memory else "memory",
-            )
+
+    def time(job: int, workers: int) -> float:
+        return chunk_count(strips, height, extra_rows[job], workers) * cycles[job]
+
+    every = [partial(time, job) for job in range(len(work))]
+    for waves in (1, 2, 3):
+        there = hardware.multiprocessors * waves // channel_blocks
+        workers = share_out(max(there, len(work)), strips * height, every)
+        blocks = sum(workers) * channel_blocks
+        if len(work) < sum(workers) and blocks * block_bytes > MAX_WORKSPACE:
+            continue
+        slowest = max(range(len(work)), key=lambda job: time(job, workers[job]))
+        rounds = -(-blocks // hardware.multiprocessors)
+        total = max(rounds * time(slowest, workers[slowest]), memory)
+        added = (2 * blocks * block_bytes + 32 * weights) / ADD_BYTES
+        yield Split(
+            workers,
+            blocks * block_bytes,
+            total / CLOCK_MHZ + added + LAUNCH_MICROSECONDS,
+            work[slowest].bound if total > memory else "memory",
+        )

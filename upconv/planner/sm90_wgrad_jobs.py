@@ -49,8 +49,11 @@ class Form:
     groups: int
     run: int
     pairs: bool
-    """Planes keep both width phases, for width stride 2."""
+    """Planes are copied in words as they lie in memory, and taken apart in registers: both width
+    phases of stride 2, or words that hold a 16-bit element among others."""
     element_bytes: int
+    stride: int
+    """Of the width."""
 
     @property
     def in_order(self) -> bool:
@@ -70,6 +73,18 @@ class Form:
     def vector(self) -> int:
         """Windows are read from multiples of so many points on."""
         return 2 if self.in_order else 4
+
+    def plane_phase(self, phase: int) -> int:
+        """The phase of the plane in which taps of a phase find their points."""
+        return phase // 2 * 2 if self.pairs and self.stride % 2 == 0 else phase
+
+    def high(self, run: Run) -> int:
+        """Which half of a word is the run's: 0 or 1; 2 or 3 where odd strides take turns."""
+        if not self.pairs or self.spread == 2:
+            return 0
+        if self.stride % 2 == 0:
+            return run.phase_x % 2
+        return 2 + (run.shift_x * self.stride + run.phase_x) % 2
 
     @property
     def crowded(self) -> bool:
@@ -124,6 +139,13 @@ class Job:
         return [share for products in self.consumers for product in products for share in product]
 
     @cached_property
+    def taps(self) -> int:
+        """Taps that are multiplied. A warpgroup leaves out one that none of its runs has."""
+        run = self.form.run
+        full = [max(r.count for p in consumer for _, r in p) == run for consumer in self.consumers]
+        return self.form.groups * sum(run if f or run == 1 else run - 1 for f in full)
+
+    @cached_property
     def shift_y(self) -> int:
         return min(run.shift_y for _, run in self.shares)
 
@@ -142,7 +164,7 @@ class Job:
         return planes
 
     def _rows(self, channel: int, run: Run) -> tuple[int, int, int, int]:
-        phase_x = 0 if self.form.pairs else run.phase_x
+        phase_x = self.form.plane_phase(run.phase_x)
         return channel // ROWS * ROWS, run.depth, run.phase_y, phase_x
 
     def place(self, planes: list[Plane], channel: int, run: Run) -> tuple[int, int] | None:
@@ -219,13 +241,9 @@ def _cut(items: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
 
 
 def forms(problem: Problem) -> Iterator[Form]:
-    """The forms that fit; 16-bit types at width stride 2 can keep both phases side by side.
-
-    So could float32. That form gave wrong results when it was tried on a GPU, for a place in
-    shared memory computed in two ways; it is mended, but has not been tried again.
-    """
-    size = problem.element_bytes
-    pairs = size == 2 and problem.stride[2] == 2 and problem.out_size[2] % 2 == 0
+    """The forms that fit. 16-bit elements are words only where every row starts with a word."""
+    size, stride = problem.element_bytes, problem.stride[2]
+    pairs = stride == 2 if size == 4 else stride > 1 and problem.out_size[2] % 2 == 0
     for consumers, n, groups, run, together in FORMS:
         if pairs or not together:
-            yield Form(consumers, n, groups, run, bool(together), size)
+            yield Form(consumers, n, groups, run, bool(together), size, stride)

@@ -78,6 +78,14 @@ __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
+// Two warpgroups on named barrier `id`: one waits until the other has arrived.
+__device__ __forceinline__ void pair_wait(int id) {
+  asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
+}
+__device__ __forceinline__ void pair_arrive(int id) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
+}
+
 // --- memory ----------------------------------------------------------------------------------
 
 // Bulk copy global -> shared, completing on a barrier; 16-byte aligned on both sides.
@@ -188,6 +196,12 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
 template <typename T>
 __device__ __forceinline__ T pinned(T value) {
   return __shfl_sync(__activemask(), value, threadIdx.x % 32);
+}
+
+// What is computed from the value is computed here, and not ahead of a loop: a register less.
+__device__ __forceinline__ uint32_t computed_here(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
 }
 
 template <int kRegisters>

@@ -23,9 +23,10 @@
 // Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
 // writes its sums to the workspace, and a second kernel adds them in a fixed order.
 //
-// Roles: producers   warps 0-3   fill the ring with asynchronous copies
+// Roles: producers   warps 0-3   fill the ring: asynchronous copies of each thread, and TMA boxes
+//                                of grad_output where its points lie side by side in memory
 //        consumers   C warpgroups, each with its own taps or channels, on the same chunks
-// Pipelines: full[stage]   128 producer threads arrive -> consumers may read
+// Pipelines: full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
 //            empty[stage]  each consumer arrives once  -> producers may fill again
 #pragma once
 
@@ -38,7 +39,8 @@ namespace upconv::wgrad {
 
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 __global__ void __launch_bounds__(128 * (C + 1), 1)
-    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p) {
+    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p,
+                     const __grid_constant__ CUtensorMap map) {
   static_assert(C == 2 || C == 3, "registers are shared out for two or three consumers");
   // ptxas wants accumulators and register operands within what the block is launched with (168 or
   // 128 a thread), whatever setmaxnreg adds: 5 taps of N = 64 make it serialize the products.
@@ -48,7 +50,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   const Shared shared(memory);
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
-      ptx::barrier_init(shared.full + 8 * i, kProducers);
+      ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
       ptx::barrier_init(shared.empty + 8 * i, C);
     }
     ptx::barrier_init_fence();
@@ -64,7 +66,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, kPairs>(p, shared).run();
+    Producer<Operand, N, kPairs>(p, shared, map).run();
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
@@ -83,16 +85,18 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   rest /= sums;
   const int c = rest % p.consumers;
   rest /= p.consumers;
-  const WgradJob& job = p.job[rest % p.jobs];
-  const int first_in = rest / p.jobs * p.tile_n;
+  const int number = rest % p.jobs, channels = rest / p.jobs;
+  const WgradJob& job = p.job[number];
+  const int first_in = channels * p.tile_n;
   const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x / 32];
   const int tap = i / half % p.run;
   if (c >= job.consumers || tap >= run.count) return;
-  const int64_t step = static_cast<int64_t>(p.jobs) * p.channel_blocks * p.consumers * sums * 128;
-  const float* source = p.workspace + static_cast<int64_t>(blockIdx.x) * 128 + threadIdx.x;
+  const int64_t block_sums = static_cast<int64_t>(p.consumers) * sums * 128;
+  const float* source = p.workspace + static_cast<int64_t>(c * sums + i) * 128 + threadIdx.x;
   float sum = 0.f;
 #pragma unroll 8
-  for (int worker = 0; worker < p.workers; ++worker) sum += source[worker * step];
+  for (int worker = 0; worker < job.workers; ++worker)
+    sum += source[block_of(p, worker, number, channels) * block_sums];
   const int r = i % half, lane = threadIdx.x % 32;
   const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;

@@ -16,17 +16,19 @@ namespace upconv::wgrad {
 template <typename Operand, int T, bool kPairs, int kElement>
 struct Window;
 
+__device__ __forceinline__ void load_four(uint32_t* words, uint32_t address) {
+  uint4 four;
+  ptx::load_shared(four, address);
+  words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+}
+
 // TF32: a thread holds 8 neighbouring pixels and those to their right that the other taps meet.
-// Instruction m of tap t needs points S m + t and S m + t + 4 S: at S = 1 (a point a pixel) 7 sets
-// serve 4 taps, not 16. With both width phases in the plane (S = 2) 10 sets would; they leave no
-// room beside 128 accumulators, and so the unit goes in two parts.
-template <typename Operand, int T, bool kPairs>
-struct Window<Operand, T, kPairs, 4> {
+// Instruction m of tap t needs points m + t and m + t + 4: 7 sets serve 4 taps, not 16.
+template <typename Operand, int T>
+struct Window<Operand, T, false, 4> {
   using Piece = int;
-  static constexpr int S = kPairs ? 2 : 1;
-  static constexpr int kSteps = 4;  // instructions that cover a unit of pixels
-  static constexpr int kTogether = 3 * S + T > 8 ? 2 : 4;
-  static constexpr int kSets = (kTogether - 1) * S + T;
+  static constexpr int kSteps = 4, kTogether = 4;  // instructions that cover a unit of pixels
+  static constexpr int kSets = 3 + T;
   uint32_t a[kSets][4];
 
   __device__ static __forceinline__ Piece piece(const int* pieces) {
@@ -35,28 +37,24 @@ struct Window<Operand, T, kPairs, 4> {
 
   template <int kSkew>
   __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels) {
-    constexpr int kPoints = (kSkew + 4 * S + kSets + 3) / 4 * 4;
+    constexpr int kPoints = (kSkew + 4 + kSets + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
-      for (int i = 0; i < kPoints; i += 4) {
-        uint4 four;
-        ptx::load_shared(four, from + half * eight_channels + 4 * i);
-        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-      }
+      for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
 #pragma unroll
       for (int q = 0; q < kSets; ++q) {
         a[q][half] = Operand::prepare(w[kSkew + q]);
-        a[q][half + 2] = Operand::prepare(w[kSkew + q + 4 * S]);
+        a[q][half + 2] = Operand::prepare(w[kSkew + q + 4]);
       }
     }
   }
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece,
-                                       int part, int skew, int) {
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int) {
     // Copies start at multiples of 16 bytes, windows are read in vectors: the rest is done here.
-    const uint32_t from = base + piece + part * kTogether * S * 4;
+    const uint32_t from = base + piece;
     if (skew == 0) return load_at<0>(from, eight_channels);
     if (skew == 1) return load_at<1>(from, eight_channels);
     if (skew == 2) return load_at<2>(from, eight_channels);
@@ -64,11 +62,60 @@ struct Window<Operand, T, kPairs, 4> {
   }
 
   // The set of tap `t` for instruction `m` of a part.
-  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[S * m + t]; }
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m + t]; }
 };
 
-// 16-bit types with both width phases of a point in one word, of which `high` picks one: words of
-// two pixels, m + t / 2 and m + t / 2 + 2 for instruction m; an odd tap starts in mid-word.
+// TF32 with both width phases in the plane, two points a pixel: a thread holds 4 pixels of either
+// half of the unit, so that four threads read 32 words in a row (8 pixels, 16 points, would meet in
+// the same banks). Instruction m of tap t needs points 2 m + t of both. All 10 sets of 4 taps leave
+// no room beside 128 accumulators, and so the unit goes in two parts.
+template <typename Operand, int T>
+struct Window<Operand, T, true, 4> {
+  using Piece = int2;
+  static constexpr int kSteps = 4, kTogether = T > 2 ? 2 : 4;
+  static constexpr int kSets = (kTogether - 1) * 2 + T;
+  uint32_t a[kSets][4];
+
+  __device__ static __forceinline__ Piece piece(const int* pieces) {
+    const int t = threadIdx.x % 4, inside = t % 2 * 8;
+    return {(pieces[t / 2] + inside) * 4, (pieces[2 + t / 2] + inside) * 4};
+  }
+
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece) {
+    constexpr int kPoints = (kSkew + kSets + 3) / 4 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t row = base + half * eight_channels;
+      uint32_t low[kPoints], high[kPoints];
+#pragma unroll
+      for (int i = 0; i < kPoints; i += 4) {
+        load_four(low + i, row + piece.x + 4 * i);
+        load_four(high + i, row + piece.y + 4 * i);
+      }
+#pragma unroll
+      for (int q = 0; q < kSets; ++q) {
+        a[q][half] = Operand::prepare(low[kSkew + q]);
+        a[q][half + 2] = Operand::prepare(high[kSkew + q]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece,
+                                       int part, int skew, int) {
+    base += part * kTogether * 2 * 4;
+    if (skew == 0) return load_at<0>(base, eight_channels, piece);
+    if (skew == 1) return load_at<1>(base, eight_channels, piece);
+    if (skew == 2) return load_at<2>(base, eight_channels, piece);
+    load_at<3>(base, eight_channels, piece);
+  }
+
+  __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[2 * m + t]; }
+};
+
+// 16-bit types, a word for each point, of which `high` picks one half: 0 or 1, or by turns (odd
+// strides) from the first (2) or second (3) half on. Words of two pixels, m + t / 2 and m + t / 2 +
+// 2 for instruction m; an odd tap starts in mid-word.
 template <typename Operand, int T>
 struct Window<Operand, T, true, 2> {
   using Piece = int;
@@ -82,18 +129,19 @@ struct Window<Operand, T, true, 2> {
   }
 
   template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, uint32_t select) {
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high) {
     constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
+    const uint32_t turn = high == 2 ? 0x7610 : 0x5432, other = high == 2 ? 0x5432 : 0x7610;
+    const uint32_t same = high == 1 ? 0x7632 : 0x5410;
+    const uint32_t even = high >= 2 ? turn : same, odd = high >= 2 ? other : same;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
-      for (int i = 0; i < kPoints; i += 4) {
-        uint4 four;
-        ptx::load_shared(four, from + half * eight_channels + 4 * i);
-        w[i] = four.x, w[i + 1] = four.y, w[i + 2] = four.z, w[i + 3] = four.w;
-      }
-      auto two = [&](int i) { return __byte_perm(w[kSkew + i], w[kSkew + i + 1], select); };
+      for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
+      const auto two = [&](int i) {
+        return __byte_perm(w[kSkew + i], w[kSkew + i + 1], i % 2 == 0 ? even : odd);
+      };
 #pragma unroll
       for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
 #pragma unroll
@@ -104,11 +152,11 @@ struct Window<Operand, T, true, 2> {
 
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int high) {
-    const uint32_t select = high ? 0x7632 : 0x5410, from = base + piece;
-    if (skew == 0) return load_at<0>(from, eight_channels, select);
-    if (skew == 1) return load_at<1>(from, eight_channels, select);
-    if (skew == 2) return load_at<2>(from, eight_channels, select);
-    load_at<3>(from, eight_channels, select);
+    const uint32_t from = base + piece;
+    if (skew == 0) return load_at<0>(from, eight_channels, high);
+    if (skew == 1) return load_at<1>(from, eight_channels, high);
+    if (skew == 2) return load_at<2>(from, eight_channels, high);
+    load_at<3>(from, eight_channels, high);
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] {
@@ -160,125 +208,182 @@ struct Consumer {
   using Runs = Window<Operand, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
+  // From one instruction to the next, and from the first half of K to the second.
+  static constexpr int kVector = Layout::vector_step(N) / 16;
+  static constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
+  static constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
+  // Consumers issue their products in turn, so that one loads while another multiplies.
+  static constexpr bool kTurns = true;
+  static constexpr int kFirstTurn = 2;  // named barriers; the producers have the one before
+  // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
+  static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
+  static constexpr uint32_t kVectorPoints = kSkew + 1;
   const WgradParams& p;
   const Shared& shared;
   const Share share;
-  const int extra_rows, stages, stage_bytes;
   float d[G][T][N / 2];
-  uint32_t place[G];  // of a run's first window, in a stage
-  int back[G], skew[G], high[G];
-  Slot slot, release;
-  int lead = 0;  // chunks seen and not given back
+  // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
+  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3); on top
+  // of the first run's, whether no run has all T taps, and the barriers of this warpgroup's turn
+  // and of the next one's.
+  uint32_t place[G];
+  Slot slot;  // and the job's extra rows
 
   __device__ __forceinline__ Consumer(const WgradParams& p, const Shared& shared, int c)
       : p(p),
         shared(shared),
         share(p),
-        extra_rows(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))),
-        stages(ptx::pinned(p.stages)),
-        stage_bytes(ptx::pinned(p.stage_bytes)) {
+        slot(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
     const int thread = threadIdx.x % 128;
+    const int own = kFirstTurn + c;
+    const int next = kFirstTurn + (c + 1 < p.job[share.job].consumers ? c + 1 : 0);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
       const int row = run.channel % kRows + thread % 32 / 4;
-      place[g] = ptx::pinned(shared.stages + p.input_bytes + run.plane * p.plane_bytes +
-                             (row * p.pitch + run.offset) * point_bytes(p));
-      back[g] = ptx::pinned(static_cast<int>(run.back));
-      skew[g] = ptx::pinned(static_cast<int>(run.skew));
-      high[g] = ptx::pinned(static_cast<int>(run.high));
+      const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
+                               (row * p.pitch + run.offset) * point_bytes(p);
+      const uint32_t turn = kTurns && g == 0 ? own | next << 3 : 0;
+      const uint32_t few = g == 0 && !full_runs(p.job[share.job], c);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 |
+                             run.plane << 22 | few << 25 | turn << 26);
     }
+  }
+
+  // Has any run all T taps?
+  __device__ static __forceinline__ bool full_runs(const WgradJob& job, int c) {
+    bool full = false;
+    for (int g = 0; g < G; ++g)
+      for (int warp = 0; warp < kWgradWarps; ++warp) full |= job.run[c * G + g][warp].count == T;
+    return full;
+  }
+
+  // `back` chunks before the present one.
+  __device__ __forceinline__ int stage_before(int back) const {
+    const int stage = slot.index() - back;
+    return stage < 0 ? stage + p.stages : stage;
   }
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    slot.advance(stages);
-    if (lead < extra_rows) {
-      ++lead;
-      return;
-    }
-    if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * release.index);
+    if (threadIdx.x % 128 == 0)
+      ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
     __syncwarp();
-    release.advance(stages);
+    slot.advance(p.stages);
   }
 
-  // The products of one unit of pixels with `kTogether` runs from the first-th on.
+  // Chunks before the unit's first input row has all its plane rows. Before the very first there is
+  // none to give back. No product keeps the warps together here: they wait for each other, or one
+  // could sleep through two phases of a barrier.
+  __device__ __forceinline__ void skip_extra_rows(bool first) {
+#pragma unroll 1
+    for (int i = 0; i < slot.kept(); ++i) {
+      ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
+      ptx::warpgroup_sync(kFirstTurn + 2 + threadIdx.x / 128);
+      if (first) {
+        slot.advance(p.stages);
+      } else {
+        next_chunk();
+      }
+    }
+  }
+
+  // Issues one part's products of `kTaps` taps of each run, and waits for them.
+  template <int kFirst, int kLast, int kTaps>
+  __device__ __forceinline__ void issue(const Runs (&window)[kTogether], int part, uint32_t first) {
+    if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int m = 0; m < Runs::kTogether; ++m) {
+      // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
+      const uint64_t tile = static_cast<uint64_t>(128 >> 4) << 32 |
+                            (first + (part * Runs::kTogether + m) * kStep);
+      // The next may get ready while the last products are on their way.
+      if (kTurns && m == Runs::kTogether - 1) ptx::pair_arrive(place[0] >> 29);
+#pragma unroll
+      for (int g = kFirst; g < kLast; ++g)
+#pragma unroll
+        for (int t = 0; t < kTaps; ++t)
+          WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), tile);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<0>();
+  }
+
+  // The products of one unit of pixels with `kTogether` runs from the first-th on; `base` holds
+  // their windows' addresses and skews.
   template <int kFirst>
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
-    constexpr int kVector = Layout::vector_step(N) / 16;
-    // From one instruction to the next, and from the first half of K to the second.
-    constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
-    constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
-    // K-major without swizzle: 8 channels are 128 bytes.
-    const uint64_t b = static_cast<uint64_t>(128 >> 4) << 32 | kHalf << 16 | tile >> 4;
+    const uint32_t first = kHalf << 16 | tile >> 4;
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
 #pragma unroll
       for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g], eight, piece, part, skew[g], high[g]);
-      ptx::wgmma_fence();
-#pragma unroll
-      for (int m = 0; m < Runs::kTogether; ++m)
-#pragma unroll
-        for (int g = kFirst; g < kLast; ++g)
-#pragma unroll
-          for (int t = 0; t < T; ++t)
-            WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t),
-                                            b + (part * Runs::kTogether + m) * kStep);
-      ptx::wgmma_commit();
-      ptx::wgmma_wait<0>();
+        window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
+                                place[g] >> 2 & 3);
+      if (T > 1 && place[0] >> 25 & 1) {
+        issue<kFirst, kLast, (T > 1 ? T - 1 : 1)>(window, part, first);
+      } else {
+        issue<kFirst, kLast, T>(window, part, first);
+      }
     }
     if constexpr (kLast < G) multiply<kLast>(base, eight, piece, tile);
   }
 
-  __device__ __forceinline__ void chunk(int units, uint32_t eight) {
+  __device__ __forceinline__ void chunk(uint32_t eight) {
     uint32_t base[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
-      const int stage = slot.index - back[g];
-      base[g] = place[g] + (stage < 0 ? stage + stages : stage) * stage_bytes;
+      const uint32_t packed = ptx::computed_here(place[g]);
+      const int stage = stage_before(packed >> 18 & 15);
+      base[g] = (packed & (0x3ffff - (kPacked - 1) + kSkew)) + stage * p.stage_bytes;
+      if (p.flat) {
+        unsigned short late;
+        ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
+        const uint32_t points = (packed & kSkew) + late;
+        base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
+      }
     }
-    uint32_t tile = shared.stages + slot.index * stage_bytes;
-    const int* pieces = shared.pieces;
+    const uint32_t tile = shared.stages + slot.index() * p.stage_bytes;
+    constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
-    for (int left = units; left > 0; --left) {
-      multiply<0>(base, eight, Runs::piece(pieces), tile);
-      pieces += 4;
-      tile += Layout::kVectors * Layout::vector_step(N);
+    for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
+      const uint32_t here = ptx::computed_here(unit);
+      multiply<0>(base, eight, Runs::piece(shared.pieces + 4 * here), tile + here * kUnitBytes);
     }
   }
 
   __device__ __forceinline__ void walk() {
-    const int units = ptx::pinned(chunk_pixels(p) / kUnit);
     const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
+      skip_extra_rows(from == share.first);
+      from += unit.rows;
 #pragma unroll 1
-      for (int i = 0; i < extra_rows; ++i) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        next_chunk();
-      }
-#pragma unroll 1
-      for (int i = 0; i < unit.rows; ++i) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        chunk(units, eight);
+      for (int left = unit.rows; left > 0; --left) {
+        ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
+        chunk(eight);
         next_chunk();
       }
     }
   }
 
-  // A warpgroup without taps only passes the chunks on.
+  // A warpgroup without taps only passes the chunks on, for which one thread is enough.
   __device__ __forceinline__ void idle() {
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    if (threadIdx.x % 128 != 0) return;
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
 #pragma unroll 1
-      for (int i = 0; i < extra_rows + unit.rows; ++i) {
-        ptx::barrier_wait(shared.full + 8 * slot.index, slot.parity);
-        next_chunk();
+      for (int i = 0; i < slot.kept() + unit.rows; ++i) {
+        ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
+        if (i >= slot.kept() || from != share.first)
+          ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
+        slot.advance(p.stages);
       }
+      from += unit.rows;
     }
   }
 
@@ -292,6 +397,7 @@ struct Consumer {
       for (int t = 0; t < T; ++t)
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) d[g][t][i] = 0.f;
+    if (kTurns && c == p.job[share.job].consumers - 1) ptx::pair_arrive(kFirstTurn);
     walk();
     constexpr int kSums = G * T * (N / 2);
     float* target = p.workspace +

@@ -16,10 +16,15 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
 #undef UPCONV_READ
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
+  int more = 0;
   for (int i = 0; i < plan->jobs; ++i) {
     WgradJob& job = plan->job[i];
-    for (int16_t* field : {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers})
+    for (int16_t* field :
+         {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers, &job.workers})
       *field = static_cast<int16_t>(take());
+    if (job.workers < plan->workers) return false;
+    job.more = static_cast<int16_t>(more);
+    more += job.workers - plan->workers;
     for (WgradPlane& plane : job.plane) {
       for (int16_t* field :
            {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start})
@@ -38,7 +43,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
 }
 
 int64_t wgrad_workspace_bytes(const WgradParams& plan) {
-  const int64_t blocks = static_cast<int64_t>(plan.jobs) * plan.channel_blocks * plan.workers;
+  const int64_t blocks = wgrad_blocks(plan);
   const int64_t sums = plan.groups * plan.run * (plan.tile_n / 2) * 128;
   return blocks * plan.consumers * sums * static_cast<int64_t>(sizeof(float));
 }

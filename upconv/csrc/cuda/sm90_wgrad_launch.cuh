@@ -5,6 +5,7 @@
 
 #include "sm90_wgmma_wgrad.cuh"
 #include "sm90_wgrad_launch.h"
+#include "tensor_map.h"
 
 namespace upconv {
 
@@ -17,18 +18,47 @@ namespace upconv {
   X(2, 64, 1, 4, 1) X(2, 64, 2, 2, 1) X(2, 128, 1, 2, 1) X(2, 128, 2, 1, 1)
 // clang-format on
 
+// grad_output as the TMA sees it: points, rows, depths, channels, images; a box is one image's part
+// of a plane.
+inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  const int point = wgrad::point_bytes(p);
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const int64_t row = static_cast<int64_t>(p.out_w) * wgrad::element_bytes(p) / point;
+  const cuuint64_t sizes[] = {size(p.flat ? row * p.out_h : row), size(p.flat ? 1 : p.out_h),
+                              size(p.out_d), size(p.out_channels), size(p.batch)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = point;
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.pitch), 1, 1, static_cast<cuuint32_t>(p.rows),
+                            1};
+  // Integers: the TMA moves bits.
+  const auto type = point == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUresult result =
+      encode(map, type, 5, const_cast<void*>(p.gy), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
-  const int bytes = wgrad::shared_bytes(p);
-  const int kinds = p.jobs * p.channel_blocks;
+  auto add = wgrad::sm90_wgrad_add<Operand>;
+  constexpr int kThreads = 128 * (C + 1), kAddThreads = 128;
+  const int bytes = wgrad::shared_bytes(p), kinds = p.jobs * p.channel_blocks;
+  const int blocks = wgrad_blocks(p), add_blocks = kinds * C * G * T * (N / 2);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  kernel<<<kinds * p.workers, 128 * (C + 1), bytes, stream>>>(p);
+  CUtensorMap map{};
+  if (wgrad::boxes(p) && (error = describe_boxes(p, &map)) != cudaSuccess) return error;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  wgrad::sm90_wgrad_add<Operand><<<kinds * C * G * T*(N / 2), 128, 0, stream>>>(p);
+  add<<<add_blocks, kAddThreads, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

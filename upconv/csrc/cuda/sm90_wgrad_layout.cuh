@@ -11,19 +11,26 @@ namespace upconv::wgrad {
 // --- Configuration ---------------------------------------------------------------------------
 
 constexpr int kProducers = 128;
-constexpr int kUnit = 32;           // pixels that one set of registers covers
-constexpr int kHeaderBytes = 1024;  // barriers, and where the 8-pixel pieces of a chunk lie
-constexpr int kSlackBytes = 128;    // windows may reach past the last channel
-constexpr int kRows = 64;           // most channels of a plane of grad_output
+constexpr int kUnit = 32;       // pixels that one set of registers covers
+constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
+constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
+constexpr int kLateAt = 768;    // where the planes of each stage begin in their boxes,
+constexpr int kSpotsAt = 1024;  // and the producers' own places in the present unit of work
+constexpr int kHeaderBytes = kSpotsAt + 3 * kProducers * 16;
+constexpr int kSlackBytes = 128;  // windows may reach past the last channel
+constexpr int kRows = 64;         // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
-// word t of vector v. 16-bit types without pairs keep their pixels in order.
+// word t of vector v; TF32 pairs do so in either half of a unit, with 4 t + v. 16-bit types without
+// pairs keep their pixels in order.
 template <typename Operand, bool kPairs>
 struct Shape {
   static constexpr int kElement = sizeof(typename Operand::Element);
   static constexpr bool kWoven = kPairs || kElement == 4;
   static constexpr int kWords = kUnit * kElement / 4;  // of a channel in one unit
   static constexpr int kVectors = kWords / 4;          // 16-byte vectors of the same
+  // Words of a channel that lie side by side in memory and go to vectors of their own.
+  static constexpr int kBeside = kPairs ? 4 : kVectors;
   // From one vector to the next. The 16 (32) bytes beyond N vectors spread over the banks what a
   // warp writes at a time: 32 words of a channel, 16 of two channels, or vectors in order.
   __host__ __device__ static constexpr int vector_step(int n) {
@@ -35,21 +42,35 @@ __host__ __device__ inline int element_bytes(const WgradParams& p) { return p.op
 __host__ __device__ inline int point_bytes(const WgradParams& p) {
   return p.pairs ? 4 : element_bytes(p);
 }
+// Does the TMA bring grad_output? A box is one image's part of a plane: channel after channel.
+__host__ __device__ inline bool boxes(const WgradParams& p) { return p.copy == 0; }
 __host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
 __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
+static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kLateAt - kPlanesAt &&
+                  2 * kWgradMaxStages * kWgradPlanes <= kSpotsAt - kLateAt,
+              "the header is too small");
+
 struct Shared {
   uint32_t full, empty;  // barrier arrays
   int* pieces;           // point of each 8-pixel piece of a chunk
-  uint32_t stages;
+  uint32_t planes, late, spots, stages;
 
   __device__ __forceinline__ explicit Shared(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kWgradMaxStages;
-    pieces = reinterpret_cast<int*>(memory + 2 * 8 * kWgradMaxStages);
+    pieces = reinterpret_cast<int*>(memory + kPiecesAt);
+    planes = full + kPlanesAt;
+    late = full + kLateAt;
+    spots = full + kSpotsAt;
     stages = full + kHeaderBytes;
+  }
+
+  // Points before a plane in its box, in the given stage.
+  __device__ __forceinline__ uint32_t late_at(int stage, int plane) const {
+    return late + (stage * kWgradPlanes + plane) * 2;
   }
 };
 
@@ -57,41 +78,62 @@ struct Shared {
 
 // A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows
 // from `row` on. Its chunks are those rows, and `extra_rows` more rows of grad_output before the
-// first is complete.
+// first is complete. The rows of all strips and images are numbered through; `from` to `end` is
+// what is left.
 struct Unit {
   int image, row, column, rows;
 
-  __device__ __forceinline__ Unit(const WgradParams& p, int index) {
-    column = index % p.strips * p.segment;
-    index /= p.strips;
-    row = index % p.bands * p.band_rows;
-    image = index / p.bands * p.images;
-    rows = min(p.band_rows, p.in_h - row);
+  __device__ __forceinline__ Unit(const WgradParams& p, int from, int end) {
+    const int strip = from / p.in_h;
+    row = from - strip * p.in_h;
+    column = strip % p.strips * p.segment;
+    image = strip / p.strips * p.images;
+    rows = min(end - from, p.in_h - row);
   }
 };
 
-// What one block does: a job, a block of input channels, and a share of the units.
+// The block of a worker, job and block of input channels: blocks that read the same pixels stand
+// together; those that only some jobs have come last.
+__device__ __forceinline__ int block_of(const WgradParams& p, int worker, int job, int channels) {
+  if (worker < p.workers) return (worker * p.channel_blocks + channels) * p.jobs + job;
+  const int more = p.job[job].more + worker - p.workers;
+  return (p.workers * p.jobs + more) * p.channel_blocks + channels;
+}
+
+// What one block does: a job, a block of input channels, and a share of the rows.
 struct Share {
   int job, channel, first, end;
 
   __device__ __forceinline__ explicit Share(const WgradParams& p) {
     const int kinds = p.jobs * p.channel_blocks;
-    const int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
+    int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
     job = kind % p.jobs;
     channel = kind / p.jobs * p.tile_n;
-    const int64_t units = static_cast<int64_t>(p.image_groups) * p.bands * p.strips;
-    first = static_cast<int>(units * worker / p.workers);
-    end = static_cast<int>(units * (worker + 1) / p.workers);
+    if (worker >= p.workers) {
+      const int rest = blockIdx.x - kinds * p.workers, more = rest / p.channel_blocks;
+      channel = (rest - more * p.channel_blocks) * p.tile_n;
+      job = p.jobs - 1;
+      while (p.job[job].more > more) --job;
+      worker = p.workers + more - p.job[job].more;
+    }
+    const int64_t rows = static_cast<int64_t>(p.image_groups) * p.strips * p.in_h;
+    first = static_cast<int>(rows * worker / p.job[job].workers);
+    end = static_cast<int>(rows * (worker + 1) / p.job[job].workers);
   }
 };
 
-// A place in the ring of chunks.
+// A place in the ring of chunks, in one register: index, how often it has come round, and
+// something to keep.
 struct Slot {
-  int index = 0;
-  uint32_t parity = 0;
+  uint32_t word;
 
+  __device__ __forceinline__ explicit Slot(int kept = 0) : word(kept << 16) {}
+  __device__ __forceinline__ int index() const { return word & 0xff; }
+  __device__ __forceinline__ uint32_t parity() const { return word >> 8 & 1; }
+  __device__ __forceinline__ int kept() const { return word >> 16; }
   __device__ __forceinline__ void advance(int stages) {
-    if (++index == stages) index = 0, parity ^= 1;
+    ++word;
+    if (index() == stages) word = (word ^ 0x100) & ~0xffu;
   }
 };
 

@@ -22,7 +22,7 @@ constexpr int kWgradMaxStages = 16;
   X(tile_n)    /* input channels of one block: N */                                          \
   X(groups)    /* runs of taps of one warpgroup: G */                                        \
   X(run)       /* neighbouring taps of one run: T */                                         \
-  X(pairs)     /* 1: planes hold both width phases side by side */                           \
+  X(pairs)     /* 1: planes hold words as they lie in memory */                              \
   X(batch)                                                                                   \
   X(in_channels)                                                                             \
   X(in_d)                                                                                    \
@@ -48,10 +48,9 @@ constexpr int kWgradMaxStages = 16;
   X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */       \
   X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */    \
   X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */          \
-  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: element by element */ \
+  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: one element; 0: TMA */ \
+  X(flat)          /* boxes of the TMA: rows follow each other as one */                     \
   X(rows)          /* channels of a plane: 16, 32, 48 or 64 */                               \
-  X(band_rows)     /* input rows that follow each other in one unit of work */               \
-  X(bands)                                                                                   \
   X(strips)                                                                                  \
   X(image_groups)                                                                            \
   X(planes)      /* most planes of a job */                                                  \
@@ -60,7 +59,7 @@ constexpr int kWgradMaxStages = 16;
   X(input_bytes) /* of a chunk: the input, each plane, and all of it */                      \
   X(plane_bytes)                                                                             \
   X(stage_bytes)                                                                             \
-  X(workers)        /* blocks that share the pixels of a job */                              \
+  X(workers)        /* blocks that share the pixels of a job, for the job with the fewest */ \
   X(channel_blocks) /* blocks of N input channels */                                         \
   X(jobs)
 
@@ -74,10 +73,10 @@ struct WgradPlane {
 // The taps of 16 channels of grad_output: one warp's share of a product.
 struct WgradRun {
   int8_t plane;
-  int8_t back;      // chunks back in the ring: 0 is the newest row
-  int8_t offset;    // first point of the window, a multiple of 4 (in order: of 2)
-  int8_t skew;      // points from there to the run's first
-  int8_t high;      // 16-bit pairs: 1 for the second width phase
+  int8_t back;    // chunks back in the ring: 0 is the newest row
+  int8_t offset;  // first point of the window, a multiple of 4 (in order: of 2)
+  int8_t skew;    // points from there to the run's first
+  int8_t high;  // 16-bit pairs: the half of a word, 0 or 1; by turns from the first (2), second (3)
   int8_t count;     // taps; 0: nothing is stored
   int16_t channel;  // first of its 16 channels of grad_output
   int16_t tap;      // position of the first tap in the weight
@@ -88,6 +87,8 @@ struct WgradJob {
   int16_t extra_rows;  // chunks before the first input row has all its plane rows
   int16_t planes;
   int16_t consumers;  // warpgroups that have taps; the others pass chunks on
+  int16_t workers;    // blocks that share the pixels: a job with fewer taps has fewer
+  int16_t more;       // blocks of the jobs before, for each channel block, beyond `workers` of all
   WgradPlane plane[kWgradPlanes];
   WgradRun run[kWgradRuns][kWgradWarps];  // [warpgroup * groups + run][warp]
 };
@@ -96,12 +97,17 @@ struct WgradParams {
   const void* x;
   const void* gy;
   void* gw;
-  float* workspace;  // [worker][job][channel block][consumer][accumulator][thread]
+  float* workspace;  // [block][consumer][accumulator][thread]
 #define UPCONV_DECLARE(name) int name;
   UPCONV_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
   WgradJob job[kWgradJobs];
 };
+// Blocks of all jobs.
+inline int wgrad_blocks(const WgradParams& p) {
+  const WgradJob& last = p.job[p.jobs - 1];
+  return (p.jobs * p.workers + last.more + last.workers - p.workers) * p.channel_blocks;
+}
 static_assert(sizeof(WgradParams) <= 32764, "beyond what a kernel takes as parameters");
 
 }  // namespace upconv

@@ -10,10 +10,9 @@ namespace upconv::wgrad {
 // --- Who copies what -------------------------------------------------------------------------
 
 // What one thread copies of each row of a chunk: always the same place, in every `jump`-th channel.
-// Every division is done once, before the first chunk. (Registers are short here: 56 of them beside
-// three consumers.)
+// Every division is done once, before the first chunk.
 struct Place {
-  int channel, jump, count;
+  int channel, log_jump, count;
   int where;  // image * 65536 + point
 
   // `per_image` items of `points` points each, `images` times; they begin at point `first`.
@@ -21,86 +20,131 @@ struct Place {
     const int row = max(per_image * images, 1), thread = threadIdx.x, item = thread % row;
     const int image = per_image > 0 ? item / per_image : 0;
     // A power of two that divides the channels evenly.
-    jump = min(1 << (31 - __clz(kProducers / row)), channels & -channels);
+    const int jump = min(1 << (31 - __clz(kProducers / row)), channels & -channels);
+    log_jump = 31 - __clz(jump);
     channel = thread / row;
-    count = per_image > 0 && channel < jump ? channels / jump : 0;
+    count = per_image > 0 && channel < jump ? channels >> log_jump : 0;
     where = image << 16 | (first + (item - image * per_image) * points);
   }
-  __device__ __forceinline__ Place(int channel, int jump, int count, int where)
-      : channel(channel), jump(jump), count(count), where(where) {}
+  __device__ __forceinline__ Place(int channel, int log_jump, int count, int where)
+      : channel(channel), log_jump(log_jump), count(count), where(where) {}
 
   __device__ __forceinline__ int image() const { return where >> 16; }
   __device__ __forceinline__ int point() const { return where & 0xffff; }
-  // How many of this thread's channels exist, `channels` of them counted from its first.
+  // How many of this thread's channels exist, `channels` of them counted from its first: 0 or
+  // less where none does.
   __device__ __forceinline__ int existing(int channels) const {
-    return channels > 0 ? (channels + jump - 1) >> (31 - __clz(jump)) : 0;
+    return (channels + (1 << log_jump) - 1) >> log_jump;
   }
 };
 
 // The same for input that is woven from copies of 8 or 16 bytes. One item is a square of 4 x 4
 // words of a channel: vector t of it comes from the t-th piece of a unit and waits in the place of
-// the t-th of 4 vectors; when all four are there, the thread that copied them turns rows into
-// columns. 8 channels lie side by side, which spreads a warp's vectors over the banks. `image` is
-// the unit of the chunk, `point` the square in it.
-__device__ __forceinline__ Place square(int units, int squares, int channels) {
-  const int row = units * squares, thread = threadIdx.x / 8, item = thread % row;
+// the t-th of 4 vectors; when all four are there, thread `thread` turns rows into columns. 8
+// channels lie side by side, which spreads a warp's vectors over the banks. `image` is the unit of
+// the chunk, `point` the square in it.
+__device__ __forceinline__ Place square(int thread, int units, int squares, int channels) {
+  const int row = units * squares, group = thread / 8, item = group % row;
   const int jump = min(8 << (31 - __clz(kProducers / 8 / row)), channels & -channels);
-  const int channel = thread / row * 8 + threadIdx.x % 8;
+  const int channel = group / row * 8 + thread % 8, log_jump = 31 - __clz(jump);
   const int where = item / squares << 16 | item % squares;
-  return Place(channel, jump, channel < jump ? channels / jump : 0, where);
+  return Place(channel, log_jump, channel < jump ? channels >> log_jump : 0, where);
 }
+
+// Which of the 4 x 8 squares of its warp a thread copies for, and which vector of each. Lanes side
+// by side copy what lies side by side in memory (each thread its own square took 32 wavefronts a
+// copy and warp, not 4): 16 of them a row of two units, or of what the warp has.
+template <bool kBothHalves>
+struct Lane {
+  int vector, thread;  // the first of the 4 squares: those of every second channel follow
+
+  __device__ __forceinline__ Lane() {
+    const int lane = threadIdx.x % 32;
+    const int group = kBothHalves ? lane / 8 % 2 * 2 + lane % 2 : lane / 4 % 4;
+    vector = kBothHalves ? lane / 2 % 4 : lane % 4;
+    thread = threadIdx.x - lane + group * 8 + lane / 16;
+  }
+};
 
 // --- Producers -------------------------------------------------------------------------------
 
-template <typename Operand, bool kPairs>
+// One warp a scheduler issues an instruction every 4 to 6 cycles: what a chunk costs is the number
+// of instructions. So all that a unit of work has in common is computed at its start, and kept in
+// shared memory: there are too few registers for it.
+template <typename Operand, int N, bool kPairs>
 struct Producer {
   using Element = typename Operand::Element;
   using Layout = Shape<Operand, kPairs>;
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   static constexpr int kSquares = Layout::kVectors / 4;  // of a channel in a unit
-
-  // A place of grad_output's in the present unit of work.
-  struct Spot {
-    const Element* channel;  // the image's, for the place's first channel of the first plane
-    int depth, column;
-  };
+  static constexpr bool kBothHalves = kSquares == 2 && !kPairs;  // of 8 words: a square each
+  static constexpr uint32_t kVector = Layout::vector_step(N);
 
   const WgradParams& p;
   const Shared& shared;
   const Share share;
   const WgradJob& job;
-  const Place x;           // a copy or a square of the input
+  const CUtensorMap& map;  // grad_output in boxes
+  const Place x;           // a copy of the input
   const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
-  uint32_t x_target, main_target, halo_target;
-  const Element* from;  // row 0 of this thread's input in the present unit
-  int beyond[4];        // from there to each vector of a square
-  int bytes;            // to copy from each vector, a byte for each; 0 where nothing exists
-  Spot at_main, at_halo;
+  uint32_t x_target, woven, main_target, halo_target, spots;
+  int weaves;  // squares that this thread weaves
 
-  __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared)
+  __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared,
+                                      const CUtensorMap& map)
       : p(p),
         shared(shared),
         share(p),
         job(p.job[share.job]),
-        x(squares() ? square(chunk_pixels(p) / kUnit, kSquares, p.tile_n)
-                    : Place(p.segment / per_input(), p.images, per_input(), 0, p.tile_n)),
+        map(map),
+        x(squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
+                    : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
         main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
         halo((p.filled - p.segment * p.spread) / per_copy(), p.images, per_copy(),
-             p.segment * p.spread, p.rows) {
+             p.segment * p.spread, p.rows),
+        spots(shared.spots + threadIdx.x * 16) {
     constexpr int kWords = Layout::kWords, kVectors = Layout::kVectors;
     const int word = (x.image() * p.segment + x.point()) / kPerWord;
     const int unit = word / kWords, in_unit = word % kWords;
-    const int vector = Layout::kWoven ? in_unit % kVectors : in_unit / 4;
-    const int place = Layout::kWoven ? in_unit / kVectors : in_unit % 4;
-    const int step = Layout::vector_step(p.tile_n), point = point_bytes(p);
-    x_target = squares() ? (x.image() * kVectors + x.point() * 4) * step
-                         : (unit * kVectors + vector) * step + place * 4;
-    x_target += x.channel * 16;
-    main_target = p.input_bytes +
-                  (main.channel * p.pitch + main.image() * p.segment_pitch + main.point()) * point;
-    halo_target = p.input_bytes +
-                  (halo.channel * p.pitch + halo.image() * p.segment_pitch + halo.point()) * point;
+    constexpr int kBeside = Layout::kBeside;
+    const int half = in_unit / (4 * kBeside) * kBeside;
+    const int vector = Layout::kWoven ? half + in_unit % kBeside : in_unit / 4;
+    const int place = Layout::kWoven ? in_unit / kBeside % 4 : in_unit % 4;
+    x_target = squares() ? square_target(x) + Lane<kBothHalves>().vector * kVector
+                         : (unit * kVectors + vector) * kVector + place * 4 + x.channel * 16;
+    const Place mine = square(threadIdx.x, chunk_pixels(p) / kUnit, kSquares, N);
+    woven = square_target(mine);
+    weaves = mine.count;
+    main_target = plane_target(main);
+    halo_target = plane_target(halo);
+    if (threadIdx.x < job.planes) describe_plane(job.plane[threadIdx.x]);
+    ptx::warpgroup_sync(1);
+  }
+
+  __device__ static __forceinline__ uint32_t square_target(const Place& place) {
+    return (place.image() * Layout::kVectors + place.point() * 4) * kVector + place.channel * 16;
+  }
+
+  __device__ __forceinline__ uint32_t plane_target(const Place& place) const {
+    return p.input_bytes +
+           (place.channel * p.pitch + place.image() * p.segment_pitch + place.point()) *
+               point_bytes(p);
+  }
+
+  // What every thread adds to its own place: where the plane begins, and what exists of it.
+  __device__ __forceinline__ void describe_plane(const WgradPlane& plane) const {
+    const int column = plane.start * p.step_x + plane.phase_x;
+    const int64_t offset = static_cast<int64_t>(plane.channel) * p.out_volume +
+                           (static_cast<int64_t>(plane.depth) * p.out_h + plane.phase_y) * p.out_w +
+                           column;
+    const uint32_t target = shared.planes + threadIdx.x * 32;
+    ptx::store_shared(target,
+                      uint4{static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32),
+                            static_cast<uint32_t>(p.out_channels - plane.channel), 0u});
+    ptx::store_shared(
+        target + 16, uint4{static_cast<uint32_t>(plane.phase_y), static_cast<uint32_t>(plane.depth),
+                           static_cast<uint32_t>(column), 0u});
   }
 
   __device__ __forceinline__ bool squares() const { return Layout::kWoven && p.copy_input >= 8; }
@@ -112,6 +156,7 @@ struct Producer {
 
   // Points of grad_output in one copy.
   __device__ __forceinline__ int per_copy() const {
+    if (boxes(p)) return p.segment * p.spread;
     return p.copy == 2 ? kPerWord : p.copy / point_bytes(p);
   }
 
@@ -136,11 +181,18 @@ struct Producer {
   __device__ static __forceinline__ void copy_channels(uint32_t target, uint32_t jump,
                                                        const Element* source, int64_t step,
                                                        int count, int exist) {
+    const bool whole = exist >= count;
 #pragma unroll 1
     for (; count >= kBatch; count -= kBatch, exist -= kBatch) {
+      if (whole) {
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k)
-        ptx::copy_async<kBytes>(target + k * jump, source + k * step, k < exist ? kBytes : 0);
+        for (int k = 0; k < kBatch; ++k)
+          ptx::copy_async<kBytes>(target + k * jump, source + k * step, kBytes);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+          ptx::copy_async<kBytes>(target + k * jump, source + k * step, k < exist ? kBytes : 0);
+      }
       source += kBatch * step;
       target += kBatch * jump;
     }
@@ -175,60 +227,78 @@ struct Producer {
 
   // --- The input -----------------------------------------------------------------------------
 
-  // Where the unit's part of the input begins, for this thread.
-  __device__ __forceinline__ void find_input(const Unit& unit) {
-    const int pieces = p.segment / 8;
-    bytes = 0;
-#pragma unroll
-    for (int t = 0; t < (Layout::kWoven ? 4 : 1); ++t) {
-      const int piece = x.image() * 4 + t, inside = squares() ? piece / pieces : x.image();
-      const int in_piece = (piece - inside * pieces) * 8 + x.point() * (4 * kPerWord);
-      const int image = unit.image + inside;
-      const int column = unit.column + (squares() ? in_piece : x.point());
-      const int n = image / p.in_d, z = image - n * p.in_d;
-      const int64_t channel = static_cast<int64_t>(n) * p.in_channels + share.channel + x.channel;
-      const Element* vector = static_cast<const Element*>(p.x) + channel * p.in_volume +
-                              static_cast<int64_t>(z) * p.in_h * p.in_w + column;
-      if (t == 0) from = vector;
-      beyond[t] = static_cast<int>(vector - from);
-      const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
-      bytes |= there << 8 * t;
+  // Where the unit's part of the input begins, for this thread: row 0 of it, and how many bytes
+  // exist from there on.
+  __device__ __forceinline__ void find_input(const Unit& unit) const {
+    int inside = x.image(), column = x.point();
+    if (squares()) {
+      // Vector t of a square: 4 words, `kBeside` words on from the one before.
+      const int t = Lane<kBothHalves>().vector;
+      const int word = kSquares > 1 && kPairs ? x.point() * 16 + t * 4
+                                              : t * Layout::kBeside + x.point() * 4;
+      const int pixel = x.image() * kUnit + kPerWord * word;
+      inside = pixel / p.segment;
+      column = pixel - inside * p.segment;
     }
+    column += unit.column;
+    const int image = unit.image + inside, n = image / p.in_d, z = image - n * p.in_d;
+    const int64_t channel = static_cast<int64_t>(n) * p.in_channels + share.channel + x.channel;
+    const Element* from = static_cast<const Element*>(p.x) + channel * p.in_volume +
+                          static_cast<int64_t>(z) * p.in_h * p.in_w + column;
+    const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
+    const uint64_t address = reinterpret_cast<uint64_t>(from);
+    ptx::store_shared(
+        spots, uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
+                     static_cast<uint32_t>(there), 0u});
   }
 
+  // One vector of every second channel, `bytes` of which exist.
   template <int kBytes>
-  __device__ __forceinline__ void copy_squares(uint32_t target, const Element* source, int64_t step,
-                                               int exist) const {
-    constexpr int kCopies = 16 / kBytes;
-    const uint32_t vector = Layout::vector_step(p.tile_n);
+  __device__ __forceinline__ void copy_squares(uint32_t target, const Element* source,
+                                               int bytes) const {
+    const int64_t second = static_cast<int64_t>(p.in_volume) * 2;
+    const int64_t step = (static_cast<int64_t>(p.in_volume) << x.log_jump) - 4 * second;
+    const uint32_t jump = 16 << x.log_jump;
+    int exist = p.in_channels - share.channel - x.channel;
+    const bool whole = bytes == 16 && exist + x.channel >= N;
 #pragma unroll 1
     for (int i = 0; i < x.count; ++i) {
-      const int there = i < exist ? bytes : 0;
 #pragma unroll
-      for (int t = 0; t < 4; ++t)
+      for (int k = 0; k < 4; ++k) {
 #pragma unroll
-        for (int k = 0; k < kCopies; ++k)
-          ptx::copy_async<kBytes>(target + t * vector + k * kBytes,
-                                  source + beyond[t] + k * (kBytes / kElement),
-                                  (there >> 8 * t & 0xff) > k * kBytes ? kBytes : 0);
+        for (int part = 0; part < 16; part += kBytes) {
+          const Element* from = source + part / kElement;
+          if (whole) {
+            ptx::copy_async<kBytes>(target + 32 * k + part, from, kBytes);
+          } else {
+            const bool there = 2 * k < exist && part < bytes;
+            ptx::copy_async<kBytes>(target + 32 * k + part, from, there ? kBytes : 0);
+          }
+        }
+        source += second;
+      }
       source += step;
-      target += x.jump * 16;
+      target += jump;
+      exist -= 1 << x.log_jump;
     }
   }
 
   __device__ __forceinline__ void copy_input(uint32_t stage, int row) const {
-    const Element* source = from + static_cast<int64_t>(row) * p.in_w;
-    const int64_t step = static_cast<int64_t>(p.in_volume) * x.jump;
-    const uint32_t target = stage + x_target, jump = x.jump * 16;
+    uint4 spot;
+    ptx::load_shared(spot, spots);
+    const int bytes = spot.z;
+    const Element* source = pointer(spot) + static_cast<int64_t>(row) * p.in_w;
+    const int64_t step = static_cast<int64_t>(p.in_volume) << x.log_jump;
+    const uint32_t target = stage + x_target, jump = 16 << x.log_jump;
     const int most = x.existing(p.in_channels - share.channel - x.channel);
     if (squares()) {
-      if (p.copy_input == 16) return copy_squares<16>(target, source, step, most);
-      return copy_squares<8>(target, source, step, most);
+      if (p.copy_input == 16) return copy_squares<16>(target, source, bytes);
+      return copy_squares<8>(target, source, bytes);
     }
     const int exist = bytes > 0 ? most : 0;
     if (p.copy_input == 2) {
       if constexpr (kElement == 2)
-        copy_elements(target, jump, source, step, x.count, exist, 1, true, bytes % 256 > 2);
+        copy_elements(target, jump, source, step, x.count, exist, 1, true, bytes > 2);
     } else if (!Layout::kWoven && p.copy_input == 16) {
       copy_channels<16, 4>(target, jump, source, step, x.count, exist);
     } else if (!Layout::kWoven && p.copy_input == 8) {
@@ -238,30 +308,30 @@ struct Producer {
     }
   }
 
-  // Weaves the squares that this thread has copied. TF32 is rounded on the way; the other operand
-  // is rounded on its way through the consumers' registers.
+  // Weaves squares that this warp has copied. TF32 is rounded on the way; the other operand is
+  // rounded on its way through the consumers' registers.
   __device__ __forceinline__ void weave(uint32_t target) const {
-    const uint32_t vector = Layout::vector_step(p.tile_n);
+    const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
-    for (int i = 0; i < x.count; ++i) {
+    for (int i = 0; i < weaves; ++i) {
       uint4 v[4];
 #pragma unroll
-      for (int t = 0; t < 4; ++t) ptx::load_shared(v[t], target + t * vector);
+      for (int t = 0; t < 4; ++t) ptx::load_shared(v[t], target + t * kVector);
       const auto put = [&](int t, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-        ptx::store_shared(target + t * vector, uint4{Operand::prepare(a), Operand::prepare(b),
-                                                     Operand::prepare(c), Operand::prepare(d)});
+        ptx::store_shared(target + t * kVector, uint4{Operand::prepare(a), Operand::prepare(b),
+                                                      Operand::prepare(c), Operand::prepare(d)});
       };
       put(0, v[0].x, v[1].x, v[2].x, v[3].x);
       put(1, v[0].y, v[1].y, v[2].y, v[3].y);
       put(2, v[0].z, v[1].z, v[2].z, v[3].z);
       put(3, v[0].w, v[1].w, v[2].w, v[3].w);
-      target += x.jump * 16;
+      target += jump;
     }
   }
 
   // TF32 copied word by word: rounds the words that this thread has copied.
   __device__ __forceinline__ void round_input(uint32_t target) const {
-    const uint32_t jump = x.jump * 16;
+    const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
     for (int i = 0; i < x.count; i += 4) {
       uint32_t v[4];
@@ -277,63 +347,120 @@ struct Producer {
 
   // --- grad_output ---------------------------------------------------------------------------
 
-  __device__ __forceinline__ Spot find(const Unit& unit, const Place& place) const {
+  // Where a place's part of grad_output begins in the unit of work: its first channel, slice and
+  // column, to which a chunk adds its row and a plane its offset.
+  __device__ __forceinline__ void find(const Unit& unit, const Place& place, uint32_t spot) const {
     const int image = unit.image + place.image();
-    const int n = image / p.in_d, z = image - n * p.in_d;
+    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z;
+    const int column = (unit.column * p.spread + place.point()) * p.step_x;
     const int64_t channel = static_cast<int64_t>(n) * p.out_channels + place.channel;
+    const Element* from = static_cast<const Element*>(p.gy) + channel * p.out_volume +
+                          static_cast<int64_t>(z) * p.out_h * p.out_w + column;
+    const uint64_t address = reinterpret_cast<uint64_t>(from);
     // No depth of grad_output's is that small: what does not exist is never inside.
-    const int depth = n < p.batch ? z * p.step_z : INT_MIN / 2;
-    return {static_cast<const Element*>(p.gy) + channel * p.out_volume, depth,
-            (unit.column * p.spread + place.point()) * p.step_x};
+    ptx::store_shared(
+        spot,
+        uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
+              static_cast<uint32_t>(n < p.batch ? z : INT_MIN / 2), static_cast<uint32_t>(column)});
   }
 
-  __device__ __forceinline__ void copy_plane(uint32_t target, const WgradPlane& plane, int row,
-                                             const Place& place, const Spot& spot) const {
-    const int y = row * p.step_y + plane.phase_y, z = spot.depth + plane.depth;
-    const int column = spot.column + plane.start * p.step_x + plane.phase_x;
-    const bool row_inside =
-        static_cast<unsigned>(y) < p.out_h && static_cast<unsigned>(z) < p.out_d;
-    const bool inside = row_inside && static_cast<unsigned>(column) < p.out_w;
-    const uint32_t jump = p.pitch * point_bytes(p) * place.jump;
-    const Element* source = spot.channel + static_cast<int64_t>(plane.channel) * p.out_volume +
-                            (static_cast<int64_t>(z) * p.out_h + y) * p.out_w + column;
-    const int64_t step = static_cast<int64_t>(p.out_volume) * place.jump;
-    const int most = place.existing(p.out_channels - plane.channel - place.channel);
+  __device__ static __forceinline__ const Element* pointer(const uint4& spot) {
+    return reinterpret_cast<const Element*>(static_cast<uint64_t>(spot.y) << 32 | spot.x);
+  }
+
+  // The part of one plane and row at one place.
+  __device__ __forceinline__ void copy_plane(uint32_t target, uint32_t plane, int row,
+                                             const Place& place, uint32_t spot_at) const {
+    uint4 spot, begin, bounds;
+    ptx::load_shared(spot, spot_at);
+    ptx::load_shared(begin, plane);
+    ptx::load_shared(bounds, plane + 16);
+    const int64_t offset = static_cast<int64_t>(static_cast<uint64_t>(begin.y) << 32 | begin.x);
+    const Element* source = pointer(spot) + offset + static_cast<int64_t>(row) * p.out_w;
+    const uint32_t column = spot.w + bounds.z;
+    const bool row_inside = row + bounds.x < static_cast<uint32_t>(p.out_h) &&
+                            spot.z + bounds.y < static_cast<uint32_t>(p.out_d);
+    const bool inside = row_inside && column < static_cast<uint32_t>(p.out_w);
+    const uint32_t jump = (p.pitch * point_bytes(p)) << place.log_jump;
+    const int64_t step = static_cast<int64_t>(p.out_volume) << place.log_jump;
+    const int most = place.existing(static_cast<int>(begin.z) - place.channel);
     const int exist = inside ? most : 0, count = place.count;
     if (p.copy == 16) {
       copy_channels<16, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 8) {
       copy_channels<8, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 4) {
-      copy_channels<4, 4>(target, jump, source, step, count, exist);
+      // A 16-bit element comes with the word that holds it.
+      const uint64_t word = reinterpret_cast<uint64_t>(source) & ~uint64_t{3};
+      copy_channels<4, 4>(target, jump, reinterpret_cast<const Element*>(word), step, count, exist);
     } else if constexpr (kElement == 2 && !kPairs) {
       copy_elements(target, jump, source, step, count, most, p.step_x, inside,
-                    row_inside && static_cast<unsigned>(column + p.step_x) < p.out_w);
+                    row_inside && column + p.step_x < static_cast<uint32_t>(p.out_w));
     }
   }
 
   __device__ __forceinline__ void copy_planes(uint32_t stage, int row) const {
+    uint32_t plane = shared.planes;
+    const uint32_t end = plane + job.planes * 32;
+    row *= p.step_y;
 #pragma unroll 1
-    for (int i = 0; i < job.planes; ++i) {
-      copy_plane(stage + main_target, job.plane[i], row, main, at_main);
-      if (p.filled > p.segment * p.spread)
-        copy_plane(stage + halo_target, job.plane[i], row, halo, at_halo);
+    for (; plane < end; plane += 32) {
+      copy_plane(stage + main_target, plane, row, main, spots + kProducers * 16);
+      if (halo.count > 0)
+        copy_plane(stage + halo_target, plane, row, halo, spots + 2 * kProducers * 16);
       stage += p.plane_bytes;
     }
+  }
+
+  // --- grad_output in boxes ------------------------------------------------------------------
+
+  // Each thread has one image's part of one plane, as long as there are some. What lies beyond the
+  // tensor comes as zeros.
+  __device__ __forceinline__ void find_box(const Unit& unit) const {
+    if (threadIdx.x >= job.planes * p.images) return;
+    const WgradPlane& plane = job.plane[threadIdx.x / p.images];
+    const int image = unit.image + threadIdx.x % p.images;
+    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z + plane.depth;
+    const int column = unit.column * p.spread + plane.start;
+    ptx::store_shared(
+        spots + kProducers * 16,
+        uint4{static_cast<uint32_t>(column), static_cast<uint32_t>(z), static_cast<uint32_t>(n),
+              static_cast<uint32_t>(plane.channel) << 16 | static_cast<uint16_t>(plane.phase_y)});
+  }
+
+  __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
+    const uint32_t full = shared.full + 8 * slot.index();
+    if (threadIdx.x == 0) ptx::barrier_arrive_expect(full, job.planes * p.plane_bytes);
+    if (threadIdx.x >= job.planes * p.images) return;
+    uint4 spot;
+    ptx::load_shared(spot, spots + kProducers * 16);
+    int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
+    if (p.flat) {
+      // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
+      const int begin = y * (p.out_w * kElement / point_bytes(p)) + column;
+      column = begin & -(16 / point_bytes(p));
+      y = 0;
+      ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / p.images),
+                        static_cast<unsigned short>(begin - column));
+    }
+    const int bytes = p.rows * p.pitch * point_bytes(p);
+    ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
+                  map, column, y, spot.y, spot.w >> 16, spot.z, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------
 
   // Hands the oldest chunk on its way over to the consumers.
   __device__ __forceinline__ void hand_over(Slot& oldest) const {
-    const uint32_t target = shared.stages + oldest.index * p.stage_bytes + x_target;
+    const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
     if (squares()) {
-      weave(target);
+      __syncwarp();
+      weave(stage + woven);
     } else if constexpr (kElement == 4) {
-      round_input(target);
+      round_input(stage + x_target);
     }
     ptx::fence_async_proxy();
-    ptx::barrier_arrive(shared.full + 8 * oldest.index);
+    ptx::barrier_arrive(shared.full + 8 * oldest.index());
     oldest.advance(p.stages);
   }
 
@@ -350,19 +477,28 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  __device__ __forceinline__ void run() const {
     Slot newest, oldest;
     int count = 0;
-    for (int index = share.first; index < share.end; ++index) {
-      const Unit unit(p, index);
+    for (int from = share.first; from < share.end;) {
+      const Unit unit(p, from, share.end);
+      from += unit.rows;
       find_input(unit);
-      at_main = find(unit, main);
-      at_halo = find(unit, halo);
+      if (boxes(p)) {
+        find_box(unit);
+      } else {
+        find(unit, main, spots + kProducers * 16);
+        find(unit, halo, spots + 2 * kProducers * 16);
+      }
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
-        ptx::barrier_wait(shared.empty + 8 * newest.index, newest.parity ^ 1);
-        const uint32_t stage = shared.stages + newest.index * p.stage_bytes;
+        ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
+        const uint32_t stage = shared.stages + newest.index() * p.stage_bytes;
         if (i >= job.extra_rows) copy_input(stage, unit.row + i - job.extra_rows);
-        copy_planes(stage, unit.row + job.shift_y + i);
+        if (boxes(p)) {
+          copy_boxes(newest, unit.row + job.shift_y + i);
+        } else {
+          copy_planes(stage, unit.row + job.shift_y + i);
+        }
         ptx::copy_async_commit();
         newest.advance(p.stages);
         if (count == p.lag) {

@@ -1,0 +1,40 @@
+"""The weight's gradient on Hopper by its own C++ on a CPU, as sm90_on_cpu.py does it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import numpy as np
+import sm90_on_cpu
+
+NAMES = ("tf32", "bf16", "fp16", "launch")
+SOURCES = (*(f"sm90_wgrad_{name}" for name in NAMES), "wgrad_driver")
+
+
+def compiled(folder: Path) -> ctypes.CDLL:
+    library = sm90_on_cpu.compiled(folder, SOURCES)
+    library.upconv_wgrad_run.restype = ctypes.c_char_p
+    return library
+
+
+def run(
+    library: ctypes.CDLL, record: tuple[int, ...], x: np.ndarray, gy: np.ndarray, size: int
+) -> np.ndarray:
+    """The gradient, flat; what no store reached is NaN. 16-bit operands are rounded to bfloat16."""
+    operand = record[0]
+    tensors = [sm90_on_cpu.aligned(sm90_on_cpu.to_bits(each, operand)) for each in (x, gy)]
+    gw = sm90_on_cpu.to_bits(np.full(size, np.nan), operand)
+    arguments: list[object] = []
+    for tensor in tensors:
+        arguments += [ctypes.c_void_p(tensor.ctypes.data), ctypes.c_int64(tensor.nbytes)]
+    integers = (ctypes.c_int64 * len(record))(*record)
+    failure = library.upconv_wgrad_run(
+        integers,
+        ctypes.c_int64(len(record)),
+        *arguments,
+        ctypes.c_void_p(gw.ctypes.data),
+        ctypes.c_uint64(1),
+    )
+    assert not failure, failure.decode()
+    return sm90_on_cpu.from_bits(gw)

@@ -1,0 +1,67 @@
+"""Drawn layers for the weight's gradient on Hopper, any plan of them, and what PyTorch computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import torch
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from upconv.planner import H200, Problem, sm90_wgrad
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride, dilation = each(1, 3), each(1, 3)
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    width = draw(st.one_of(st.integers(1, 36), st.sampled_from([8, 16, 32])))
+    problem = Problem(
+        batch=draw(st.integers(1, 3)),
+        in_channels=draw(st.integers(8, 70 // groups)) * groups,
+        out_channels=draw(st.integers(8, 70 // groups)) * groups,
+        in_size=(*each(1, 4)[1:], width),
+        kernel=(*each(1, 3)[1:], draw(st.integers(1, 7))),
+        stride=stride,
+        padding=draw(st.sampled_from([(0,) * ndim, each(0, 3)])),
+        output_padding=tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        ),
+        dilation=dilation,
+        groups=groups,
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+        tf32=True,
+        direction="grad_weight",
+    )
+    assume(min(problem.out_size) > 0)
+    return problem
+
+
+def any_plan(problem: Problem, multiprocessors: int, rng: Random) -> tuple[int, ...]:
+    """A plan that the planner may choose, not the cheapest alone: every kind is as likely."""
+    deep = sm90_wgrad.flat(problem)
+    plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
+    kinds = [(str(form), chunk.boxes, chunk.flat) for form, _, chunk, _ in plans]
+    kind = rng.choice(sorted(set(kinds)))
+    plan = rng.choice([plan for plan, each in zip(plans, kinds, strict=True) if each == kind])
+    return sm90_wgrad.record(deep, *plan)
+
+
+def expected(problem: Problem, x: np.ndarray, gy: np.ndarray) -> np.ndarray:
+    columns = problem.out_channels // problem.groups
+    weight = torch.zeros(problem.in_channels, columns, *problem.kernel).double()
+    rest = (problem.stride, problem.padding, problem.dilation, True, problem.output_padding)
+    _, result, _ = torch.ops.aten.convolution_backward(
+        torch.from_numpy(gy),
+        torch.from_numpy(x),
+        weight,
+        None,
+        *rest,
+        problem.groups,
+        [False, True, False],
+    )
+    return np.asarray(result)
