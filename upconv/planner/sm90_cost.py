@@ -30,23 +30,22 @@ CYCLES = {
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPLIT_CYCLES = {
-    "tensor": 0.4286,
+    "tensor": 0.4306,
     "placed": 0.0507,
-    "slices": 512.0,
+    "slices": 514.5,
     "starved": 0.0,
-    "turns": 762.0,
-    "stored": 0.0492,
-    "segments": 3.15,
-    "weights": 0.0383,
-    "unit": 516.0,
+    "turns": 753.5,
+    "stored": 0.0463,
+    "segments": 3.258,
+    "weights": 0.0381,
+    "unit": 736.8,
 }
 """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
 standard deviation 3.5 %."""
 GATHER_FACTOR = 2.0
 """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
-SPREAD_STORE = 7.1
-"""How much slower the stores are that spread more than two width phases. From kb81 (0.73 ms) beside
-an older, smaller constant for `stored`: too much by now, so that such layers are left to others."""
+LINE_STORE = 2.0
+"""How much slower the stores by lines are, of more than two width phases or few channels."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0

@@ -71,6 +71,12 @@ struct Epilogue {
     return on ? at : -1;
   }
 
+  // First output row of a fold of a block, -1 where there is none.
+  __device__ __forceinline__ int fold_row(const Sm90Kind& kind, int fold) const {
+    const int at = kind.row + fold;
+    return fold < p.folds && at < p.row_phases ? p.row_first[at] : -1;
+  }
+
   // Bias of an output channel; 0 past the end.
   __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
     if (!p.bias || channel >= p.out_channels) return 0.f;
@@ -85,17 +91,15 @@ struct Epilogue {
   // is written, lest each read wait for the write before it.
   template <int V, int kSpan>
   __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
-                                        bool inside, uint32_t columns, int first_x, int first_y,
-                                        int channels, int chunk, int width) const {
+                                        bool inside, int first_x, int first_y, int channels,
+                                        int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
     constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int span = kSpan ? kSpan : p.out_step_x;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
     for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int q = position / kSpan, residue = position % kSpan;
       const int at =
           column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
       if (at < 0) continue;
@@ -120,58 +124,48 @@ struct Epilogue {
   }
 
   // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
-  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
-  // columns, kSpan of them for a lattice point (0: the plan says how many).
+  // one block by itself. kSpan 2: one or two width phases of stride 2, which go to neighbouring
+  // output columns; a phase without taps is the bias alone.
   template <int kFirst, int kCount, int kColumns, int kSpan>
   __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
-    const int span = kSpan ? kSpan : p.out_step_x;
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = first.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(first, warp * 16 / p.fold_rows);
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
-    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
     Element* base = static_cast<Element*>(p.y) +
                     unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
-    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * span;
+      const int width = min(kColumns, N - chunk) * kSpan;
       __syncwarp();
-      if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) {
-          put<1>(row, i, bias0);
-          put<1>(row, i + 8 * kPitch, bias8);
-        }
-        __syncwarp();
-      }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
+      // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+      stage_columns<kFirst, kCount, kColumns, kSpan>(row, chunk, ptx::unknown(bias0),
+                                                     ptx::unknown(bias8));
       __syncwarp();
       constexpr int kMost = 16 / sizeof(Element);
       const int channels = p.out_channels - channel;
       if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                            chunk, width);
+        sweep<kMost, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<2, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else {
-        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<1, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       }
     }
   }
 
   // Puts this lane's accumulators of one chunk into its two rows.
   template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
-                                                float bias0, float bias8) const {
+  __device__ __forceinline__ void stage_columns(uint32_t row, int chunk, float bias0,
+                                                float bias8) const {
 #pragma unroll
     for (int each = 0; each < N; each += kColumns) {
       if (each == chunk) {
@@ -183,16 +177,14 @@ struct Epilogue {
             const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
             if constexpr (kSpan == 1) {
               put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
-            } else if constexpr (kSpan == 2) {
+            } else if constexpr (kCount == 2) {
               put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
                      d[1][i + 1] + bias);
             } else {
-#pragma unroll
-              for (int j = 0; j < kCount; ++j) {
-                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
-                put<1>(row, place, d[j][i] + bias);
-                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
-              }
+              const float v = d[0][i] + bias, next = d[0][i + 1] + bias;
+              const bool odd = p.column_first[0];
+              put<4>(row, 2 * q + below, odd ? bias : v, odd ? v : bias, odd ? bias : next,
+                     odd ? next : bias);
             }
           }
         }
@@ -214,7 +206,7 @@ struct Epilogue {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
@@ -276,18 +268,162 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (!job.interleave) {
-      store_each(job, where);
-    } else if constexpr (MB == 2) {
-      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
+  // --- Stores by lines ---
+  // A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
+  // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
+  // output. Phases without taps are staged once a unit: nothing writes over them.
+
+  // Behind the lines of a staging slice: where each of them goes, and its bias.
+  static constexpr int kLineTable = 16 * 12, kLineRoom = kStagingBytes - kLineTable;
+
+  // Place of a line from its unit's first output and its first row, which takes the low 16 bits;
+  // negative for lines that do not exist.
+  __device__ __forceinline__ int64_t line_place(const Sm90Kind& kind, int channel,
+                                                int first_y) const {
+    if (first_y < 0 || channel >= p.out_channels) return -1;
+    const int64_t offset = channel * out_area() + static_cast<int64_t>(first_y) * p.out_w;
+    return offset << 16 | first_y;
+  }
+
+  // The accumulators of columns [n, n + 8), a multiple of 8 that registers cannot be indexed with:
+  // the one of [kLow, kHigh) is found by halving. `at`: byte of column n of this lane's two rows.
+  template <int kLow, int kHigh>
+  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
+                                              uint32_t step, float bias0, float bias8) const {
+    if constexpr (kHigh - kLow == 8) {
+#pragma unroll
+      for (int j = 0; j < MB; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float bias = half ? bias8 : bias0;
+          constexpr int kFirst = kLow / 2;
+          if (place[half][j]) {
+            put<1>(place[half][j] + at, 0, d[j][kFirst + 2 * half] + bias);
+            put<1>(place[half][j] + at + step, 0, d[j][kFirst + 2 * half + 1] + bias);
+          }
+        }
     } else {
-      // One phase of two that has taps (stride 2, dilation 2): with 8 columns at a time it took 4x
-      // what the rule expects (kb79_1d: 1.36 ms).
-      if constexpr (MB == 1) {
-        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+      constexpr int kMiddle = kLow + (kHigh - kLow) / 16 * 8;
+      if (n < kMiddle) {
+        stage_group<kLow, kMiddle>(n, at, place, step, bias0, bias8);
+      } else {
+        stage_group<kMiddle, kHigh>(n, at, place, step, bias0, bias8);
       }
-      store_contiguous<0, MB, 8, 0>(job, where);
+    }
+  }
+
+  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane, lanes side by
+  // side over all lines. Some are read before any is written, as in `sweep`.
+  template <int V>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, Element* base, const Unit& where,
+                                              bool inside, int chunk, int count) const {
+    constexpr int kBatch = 4;
+    const int span = p.out_step_x, vectors = count * span / V, total = p.warp_lines * vectors;
+    // Quotients by multiplication, exact for what a staging slice holds: i < 2208.
+    const uint32_t per_line = (1u << 24) / vectors + 1, per_point = (1u << 20) / span + 1;
+#pragma unroll 1
+    for (int first = threadIdx.x % 32; first < total; first += 32 * kBatch) {
+      Vector<V> v[kBatch];
+      Element* target[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = min(first + 32 * k, total - 1);
+        const int line = i * per_line >> 24, position = (i - line * vectors) * V;
+        const int q = position * per_point >> 20, residue = position - q * span;
+        uint2 word;
+        ptx::load_shared(word, staging + kLineRoom + 8 * line);
+        ptx::load_shared(v[k], staging + (line * p.line_pitch + position) * sizeof(Element));
+        const int at = column_offset(where, inside, word.x & 0xffff, chunk + q, residue);
+        const bool on = at >= 0 && static_cast<int>(word.y) >= 0 && first + 32 * k < total;
+        const int64_t place = static_cast<int64_t>(word.y) << 16 | word.x >> 16;
+        target[k] = on ? base + (place + at + residue) : nullptr;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (target[k]) __stcs(reinterpret_cast<Vector<V>*>(target[k]), v[k]);
+      }
+    }
+  }
+
+  // Puts down where this warp's lines go and what their columns without taps hold.
+  __device__ __forceinline__ void begin_lines(const Sm90Job& job, const Unit& where,
+                                              uint32_t staging) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    __syncwarp();
+    if (lane < 16) {
+      const Sm90Kind& kind = p.kind[job.kind[0]];
+      const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
+      const int channel = job.channel[0] + line - fold * p.fold_rows;
+      const int64_t place = line_place(kind, channel, fold_row(kind, fold));
+      const float bias = row_bias(where, channel);
+      ptx::store_shared(staging + kLineRoom + 8 * lane,
+                        uint2{static_cast<uint32_t>(place), static_cast<uint32_t>(place >> 32)});
+      ptx::store_shared(staging + kLineRoom + 128 + 4 * lane, __float_as_uint(bias));
+    }
+    __syncwarp();
+    if (p.width_phases == p.out_step_x) return;
+    for (int line = 0; line < p.warp_lines; ++line) {
+      uint32_t bias;
+      ptx::load_shared(bias, staging + kLineRoom + 128 + 4 * line);
+      for (int i = lane; i < p.line_pitch; i += 32) {
+        put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const Sm90Kind& kind = p.kind[job.kind[0]];
+    if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
+    begin_lines(job, where, staging);
+    // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
+    uint32_t place[2][MB], bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half, line = row / p.width_folds;
+      const int fold = row - line * p.width_folds;
+      ptx::load_shared(bias[half], staging + kLineRoom + 128 + 4 * min(line, 15));
+#pragma unroll
+      for (int j = 0; j < MB; ++j) {
+        const int phase = j * p.width_folds + fold;
+        const bool on = line < p.warp_lines && phase < p.width_phases;
+        const int first_x = on ? p.column_first[phase] : 0;
+        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x;
+        place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
+      }
+    }
+    const uint32_t step = p.out_step_x * sizeof(Element);
+    const bool inside = unit_inside(where, p.out_step_y - 1, p.out_step_x - 1);
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, kind.first_z, 0, 0);
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += p.line_columns) {
+      const int count = min(p.line_columns, N - chunk);
+      __syncwarp();
+#pragma unroll 1
+      for (int n = 0; n < count; n += 8) {
+        stage_group<0, N>(chunk + n, n * step, place, step, ptx::unknown(__uint_as_float(bias[0])),
+                          ptx::unknown(__uint_as_float(bias[1])));
+      }
+      __syncwarp();
+      constexpr int kMost = 16 / sizeof(Element);
+      if (p.vector == kMost) {
+        sweep_lines<kMost>(staging, base, where, inside, chunk, count);
+      } else if (p.vector == 2) {
+        sweep_lines<2>(staging, base, where, inside, chunk, count);
+      } else {
+        sweep_lines<1>(staging, base, where, inside, chunk, count);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (p.line_columns) {
+      store_lines(job, where);
+    } else if (!p.width_phases) {
+      store_each(job, where);
+    } else if constexpr (MB <= 2) {
+      store_contiguous<0, MB, kChunk / 2, 2>(job, where);
     }
   }
 };

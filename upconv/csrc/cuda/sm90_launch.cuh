@@ -70,7 +70,8 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   const int units = unit_count(p);
-  const int blocks = units < multiprocessors ? units : multiprocessors;
+  const bool fills = p.fill_z || p.fill_y;  // which takes all of them
+  const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
 #define UPCONV_TRY(n, mb)                  \
   if (p.tile_n == n && p.job_blocks == mb) \
     return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
