@@ -21,9 +21,7 @@ from dataclasses import dataclass, replace
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90_area import up
 from .sm90_task import (
-    LINE_BYTES,
     MAX_WIDTH_PHASES,
     WARP_ROWS,
     Kind,
@@ -213,7 +211,8 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
     widths = shape.width_phases if job_list[0].together else ()
     fields.update(
         width_phases=len(widths),
-        **(line_fields(shape) if job_list[0].lines else {}),
+        line_pitch=shape.line_pitch if job_list[0].lines else 0,
+        line_columns=shape.line_columns if job_list[0].lines else 0,
         kinds=len(lists.index),
         pairs=lists.count,
         visits=visit_count,
@@ -232,13 +231,3 @@ def phase_tables(shape: Shape, widths: tuple[int, ...]) -> list[int]:
     result += [shape.columns.firsts[phase] for phase in widths]
     return result
 
-
-def line_fields(shape: Shape) -> dict[str, int]:
-    """How stores by lines are staged."""
-    whole = 16 // shape.task.element_bytes
-    elements = LINE_BYTES // shape.task.element_bytes // shape.warp_lines
-    pitch = up(shape.line_columns * shape.columns.out_step, whole)
-    # Lines that begin in different banks, where there is room.
-    if pitch % (4 * whole) == 0 and pitch + whole <= elements:
-        pitch += whole
-    return {"line_pitch": pitch, "line_columns": shape.line_columns}

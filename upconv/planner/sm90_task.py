@@ -34,7 +34,10 @@ BLOCK_WARPS = 4
 MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
 """That have taps, as in csrc/cuda/sm90_params.h."""
 MAX_SHIFT = 2**15 - 1
-LINE_BYTES = 16 * 288 - 16 * 12
+SHORT_ROW = 1024
+"""Bytes of an output row below which rows without taps are not filled by themselves: they share too
+many sectors with rows that are written at another time."""
+LINE_BYTES = 16 * 288 - 16 * 16
 """Of a warp's staging slice, for its lines (csrc/cuda/sm90_epilogue.cuh)."""
 
 
@@ -82,6 +85,11 @@ class Task:
         if self.channels_last or none or steps > 31 or lines >= 2**31:
             return 0, 0
         return masks[0], masks[1]
+
+    @property
+    def fill_first(self) -> bool:
+        """Fill the whole output before anything else is written, rather than the rows alone?"""
+        return any(self.fills) and self.out_size[2] * self.element_bytes < SHORT_ROW
 
     @cached_property
     def filled(self) -> float:
@@ -268,9 +276,24 @@ class Shape:
 
     @property
     def line_columns(self) -> int:
-        """Accumulator columns that a warp can stage at a time as whole lines of the output."""
-        elements = LINE_BYTES // self.task.element_bytes // self.warp_lines
-        return elements // self.columns.out_step // 8 * 8
+        """Accumulator columns that a warp can stage at a time as lines of the output."""
+        columns = self.line_room // self.columns.out_step // 8 * 8
+        one_block = len(self.width_phases) <= self.width_folds
+        return columns // 32 * 32 if one_block and columns > 32 else columns
+
+    @property
+    def line_room(self) -> int:
+        """Elements of a staged line at most."""
+        return LINE_BYTES // self.task.element_bytes // self.warp_lines
+
+    @property
+    def line_pitch(self) -> int:
+        """From one staged line to the next: vectors begin on 16 bytes, lines in different banks
+        where there is room."""
+        whole = 16 // self.task.element_bytes
+        pitch = -(-self.line_columns * self.columns.out_step // whole) * whole
+        apart = pitch % (4 * whole) == 0 and pitch + whole <= self.line_room
+        return pitch + whole if apart else pitch
 
     def blocks(self, together: bool) -> tuple[tuple[Kind, ...], ...]:
         """[depth phase and row phases of a block][block]. `together`: blocks of all width phases

@@ -169,6 +169,7 @@ class Tiling:
             "line_pitch": 0,
             "line_columns": 0,
             **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
+            "fill_first": int(task.fill_first),
             "vector": area.vector,
             "weight_in": task.weight_in,
             "weight_out": task.weight_out,
@@ -465,6 +466,8 @@ def timed(
     filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
     memory = (shape.task.bytes - filled) / units / DRAM_BYTES
     waves = -(-units // hardware.multiprocessors)
+    if shape.task.fill_first:
+        filled = shape.task.outputs * shape.task.element_bytes
     fill = filled / DRAM_BYTES / hardware.multiprocessors
     return work, max(work.cycles, memory) * waves + fill + START_CYCLES
 

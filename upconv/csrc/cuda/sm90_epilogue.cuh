@@ -273,76 +273,14 @@ struct Epilogue {
   // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
   // output. Phases without taps are staged once a unit: nothing writes over them.
 
-  // Behind the lines of a staging slice: where each of them goes, and its bias.
-  static constexpr int kLineTable = 16 * 12, kLineRoom = kStagingBytes - kLineTable;
+  // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
+  // first output row (none for lines that do not exist), the bias.
+  static constexpr int kLineRoom = kStagingBytes - 16 * 16;
+  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
-  // Place of a line from its unit's first output and its first row, which takes the low 16 bits;
-  // negative for lines that do not exist.
-  __device__ __forceinline__ int64_t line_place(const Sm90Kind& kind, int channel,
-                                                int first_y) const {
-    if (first_y < 0 || channel >= p.out_channels) return -1;
-    const int64_t offset = channel * out_area() + static_cast<int64_t>(first_y) * p.out_w;
-    return offset << 16 | first_y;
-  }
-
-  // The accumulators of columns [n, n + 8), a multiple of 8 that registers cannot be indexed with:
-  // the one of [kLow, kHigh) is found by halving. `at`: byte of column n of this lane's two rows.
-  template <int kLow, int kHigh>
-  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
-                                              uint32_t step, float bias0, float bias8) const {
-    if constexpr (kHigh - kLow == 8) {
-#pragma unroll
-      for (int j = 0; j < MB; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float bias = half ? bias8 : bias0;
-          constexpr int kFirst = kLow / 2;
-          if (place[half][j]) {
-            put<1>(place[half][j] + at, 0, d[j][kFirst + 2 * half] + bias);
-            put<1>(place[half][j] + at + step, 0, d[j][kFirst + 2 * half + 1] + bias);
-          }
-        }
-    } else {
-      constexpr int kMiddle = kLow + (kHigh - kLow) / 16 * 8;
-      if (n < kMiddle) {
-        stage_group<kLow, kMiddle>(n, at, place, step, bias0, bias8);
-      } else {
-        stage_group<kMiddle, kHigh>(n, at, place, step, bias0, bias8);
-      }
-    }
-  }
-
-  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane, lanes side by
-  // side over all lines. Some are read before any is written, as in `sweep`.
-  template <int V>
-  __device__ __forceinline__ void sweep_lines(uint32_t staging, Element* base, const Unit& where,
-                                              bool inside, int chunk, int count) const {
-    constexpr int kBatch = 4;
-    const int span = p.out_step_x, vectors = count * span / V, total = p.warp_lines * vectors;
-    // Quotients by multiplication, exact for what a staging slice holds: i < 2208.
-    const uint32_t per_line = (1u << 24) / vectors + 1, per_point = (1u << 20) / span + 1;
-#pragma unroll 1
-    for (int first = threadIdx.x % 32; first < total; first += 32 * kBatch) {
-      Vector<V> v[kBatch];
-      Element* target[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const int i = min(first + 32 * k, total - 1);
-        const int line = i * per_line >> 24, position = (i - line * vectors) * V;
-        const int q = position * per_point >> 20, residue = position - q * span;
-        uint2 word;
-        ptx::load_shared(word, staging + kLineRoom + 8 * line);
-        ptx::load_shared(v[k], staging + (line * p.line_pitch + position) * sizeof(Element));
-        const int at = column_offset(where, inside, word.x & 0xffff, chunk + q, residue);
-        const bool on = at >= 0 && static_cast<int>(word.y) >= 0 && first + 32 * k < total;
-        const int64_t place = static_cast<int64_t>(word.y) << 16 | word.x >> 16;
-        target[k] = on ? base + (place + at + residue) : nullptr;
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (target[k]) __stcs(reinterpret_cast<Vector<V>*>(target[k]), v[k]);
-      }
-    }
+  // Are the lines of every warp neighbouring channels of the same output row?
+  __device__ __forceinline__ bool channel_lines() const {
+    return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
   }
 
   // Puts down where this warp's lines go and what their columns without taps hold.
@@ -353,37 +291,144 @@ struct Epilogue {
     if (lane < 16) {
       const Sm90Kind& kind = p.kind[job.kind[0]];
       const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
-      const int channel = job.channel[0] + line - fold * p.fold_rows;
-      const int64_t place = line_place(kind, channel, fold_row(kind, fold));
-      const float bias = row_bias(where, channel);
-      ptx::store_shared(staging + kLineRoom + 8 * lane,
-                        uint2{static_cast<uint32_t>(place), static_cast<uint32_t>(place >> 32)});
-      ptx::store_shared(staging + kLineRoom + 128 + 4 * lane, __float_as_uint(bias));
+      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
+      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0;
+      const int64_t offset = channel * out_area() + static_cast<int64_t>(row) * p.out_w;
+      const uint64_t bytes = offset * sizeof(Element);
+      ptx::store_shared(staging + kLineRoom + 16 * lane,
+                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
+                                   __float_as_uint(row_bias(where, channel))));
     }
     __syncwarp();
     if (p.width_phases == p.out_step_x) return;
     for (int line = 0; line < p.warp_lines; ++line) {
       uint32_t bias;
-      ptx::load_shared(bias, staging + kLineRoom + 128 + 4 * line);
+      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
       for (int i = lane; i < p.line_pitch; i += 32) {
         put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
       }
     }
   }
 
+  __device__ __forceinline__ static int64_t line_bytes(uint4 line) {
+    return static_cast<int64_t>(static_cast<uint64_t>(line.y) << 32 | line.x);
+  }
+
+  // The accumulators of kGroup columns from n on; registers cannot be indexed, so the right ones
+  // among [kLow, kHigh) are found by halving. `at`: bytes from column 0 of the chunk.
+  template <int kLow, int kHigh, int kGroup>
+  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
+                                              uint32_t step, float bias0, float bias8) const {
+    if constexpr (kHigh - kLow <= kGroup) {
+#pragma unroll
+      for (int column = kLow; column < kHigh; column += 8)
+#pragma unroll
+        for (int j = 0; j < MB; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float bias = half ? bias8 : bias0;
+            const int i = column / 2 + 2 * half;
+            const uint32_t to = place[half][j] + at + (column - kLow) * step;
+            if (place[half][j]) {
+              put<1>(to, 0, d[j][i] + bias);
+              put<1>(to + step, 0, d[j][i + 1] + bias);
+            }
+          }
+    } else {
+      constexpr int kMiddle = kLow + ((kHigh - kLow) / kGroup + 1) / 2 * kGroup;
+      if (n < kMiddle) {
+        stage_group<kLow, kMiddle, kGroup>(n, at, place, step, bias0, bias8);
+      } else {
+        stage_group<kMiddle, kHigh, kGroup>(n, at, place, step, bias0, bias8);
+      }
+    }
+  }
+
+  // The staged lines at one place of the output, V elements of each. Some are read before any is
+  // written, as in `sweep`. Lines of one row (`step` bytes apart, `lines` of them) need not be
+  // looked up.
+  template <int V, bool kChannels>
+  __device__ __forceinline__ void write_lines(uint32_t staging, uint32_t source, char* target,
+                                              int rows, int lines, int64_t step) const {
+    constexpr int kBatch = 4;
+    const uint32_t pitch = p.line_pitch * sizeof(Element);
+#pragma unroll 1
+    for (int line = 0; line < lines; line += kBatch) {
+      uint4 entry[kBatch];
+      Vector<V> v[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (line + k < lines) {
+          if (!kChannels) ptx::load_shared(entry[k], staging + kLineRoom + 16 * (line + k));
+          ptx::load_shared(v[k], source + k * pitch);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        char* to = kChannels ? target : target + line_bytes(entry[k]);
+        const bool on = line + k < lines && (kChannels || static_cast<int>(entry[k].z) < rows);
+        if (on) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
+        if (kChannels) target += step;
+      }
+      source += kBatch * pitch;
+    }
+  }
+
+  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane.
+  template <int V>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
+                                              bool inside, int chunk, int count,
+                                              int lines_of_warp) const {
+    const int span = p.out_step_x, vectors = count * span / V;
+    const uint32_t per_point = (1u << 20) / span + 1;  // exact for what a staging slice holds
+    const bool channels = channel_lines();
+    const int64_t step = out_area() * sizeof(Element);
+    uint4 first;
+    ptx::load_shared(first, staging + kLineRoom);
+    const int lines = channels ? lines_of_warp : p.warp_lines;
+    if (channels) base += line_bytes(first);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < vectors; i += 32) {
+      const int position = i * V, q = position * per_point >> 20, residue = position - q * span;
+      const int column = first_column() + chunk + q, at = shared.places[column];
+      int rows = kNoLine;  // the lines of this column begin above this row
+      bool on = at >= 0;
+      if (!inside) {
+        const int entry = shared.columns[column];
+        rows = p.out_h - (where.y + (entry >> 8 & 255)) * p.out_step_y;
+        on = on && where.o + (entry >> 16) < p.batch &&
+             (where.x + (entry & 255)) * p.out_step_x + residue < p.out_w;
+      }
+      if (!on || (channels && static_cast<int>(first.z) >= rows)) continue;
+      char* target = base + static_cast<int64_t>(at + residue) * sizeof(Element);
+      const uint32_t source = staging + position * sizeof(Element);
+      if (channels) {
+        write_lines<V, true>(staging, source, target, rows, lines, step);
+      } else {
+        write_lines<V, false>(staging, source, target, rows, lines, step);
+      }
+    }
+  }
+
+  template <int kGroup>
   __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[0]];
     if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
     begin_lines(job, where, staging);
+    char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
+                                         unit_offset(where, kind.first_z, 0, 0));
     // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
-    uint32_t place[2][MB], bias[2];
+    uint32_t place[2][MB];
+    float bias[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = lane / 4 + 8 * half, line = row / p.width_folds;
       const int fold = row - line * p.width_folds;
-      ptx::load_shared(bias[half], staging + kLineRoom + 128 + 4 * min(line, 15));
+      uint4 entry;
+      ptx::load_shared(entry, staging + kLineRoom + 16 * line);
+      bias[half] = __uint_as_float(entry.w);
 #pragma unroll
       for (int j = 0; j < MB; ++j) {
         const int phase = j * p.width_folds + fold;
@@ -395,31 +440,39 @@ struct Epilogue {
     }
     const uint32_t step = p.out_step_x * sizeof(Element);
     const bool inside = unit_inside(where, p.out_step_y - 1, p.out_step_x - 1);
-    Element* base = static_cast<Element*>(p.y) + unit_offset(where, kind.first_z, 0, 0);
+    // Channels of this warp, where its lines are such.
+    const int channel = warp * p.warp_lines % p.fold_rows;
+    const int lines =
+        min(p.warp_lines, min(p.fold_rows, p.out_channels - job.channel[0]) - channel);
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += p.line_columns) {
       const int count = min(p.line_columns, N - chunk);
       __syncwarp();
 #pragma unroll 1
-      for (int n = 0; n < count; n += 8) {
-        stage_group<0, N>(chunk + n, n * step, place, step, ptx::unknown(__uint_as_float(bias[0])),
-                          ptx::unknown(__uint_as_float(bias[1])));
+      for (int n = 0; n < count; n += kGroup) {
+        // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+        stage_group<0, N, kGroup>(chunk + n, n * step, place, step, ptx::unknown(bias[0]),
+                                  ptx::unknown(bias[1]));
       }
       __syncwarp();
-      constexpr int kMost = 16 / sizeof(Element);
-      if (p.vector == kMost) {
-        sweep_lines<kMost>(staging, base, where, inside, chunk, count);
+      if (p.vector == kE) {
+        sweep_lines<kE>(staging, base, where, inside, chunk, count, lines);
       } else if (p.vector == 2) {
-        sweep_lines<2>(staging, base, where, inside, chunk, count);
+        sweep_lines<2>(staging, base, where, inside, chunk, count, lines);
       } else {
-        sweep_lines<1>(staging, base, where, inside, chunk, count);
+        sweep_lines<1>(staging, base, where, inside, chunk, count, lines);
       }
     }
   }
 
+  // Many columns at a time are found once for 32 of them.
+  static constexpr int kManyColumns = 32;
+
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (p.line_columns) {
-      store_lines(job, where);
+    if (MB == 1 && p.line_columns >= kManyColumns) {
+      store_lines<kManyColumns>(job, where);
+    } else if (p.line_columns) {
+      store_lines<8>(job, where);
     } else if (!p.width_phases) {
       store_each(job, where);
     } else if constexpr (MB <= 2) {

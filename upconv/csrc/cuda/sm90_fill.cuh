@@ -1,5 +1,6 @@
 // Hopper kernel: output rows that no tap reaches, which are the bias alone. They are no units of
-// work: every warp of the block writes its share of them when it has nothing else to do.
+// work: every warp of the block writes its share of them when it has nothing else to do. Short rows
+// share too many sectors with their neighbours for that: there the whole output is filled before.
 #pragma once
 
 #include "sm90_layout.cuh"
@@ -8,7 +9,8 @@ namespace upconv {
 
 // --- Rows without taps -----------------------------------------------------------------------
 
-constexpr int kFillRows = 4;  // lattice points of a task
+constexpr int kFillThreads = 256;  // where the whole output is filled first
+constexpr int kFillBytes = 16384;  // of a task and more; what a task costs besides is hidden then
 
 // `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
 template <typename Element>
@@ -24,37 +26,64 @@ __device__ __forceinline__ void fill_run(Element* to, int count, Element value, 
   if (lane < tail) __stcs(to + count - tail + lane, value);
 }
 
+// The bias of a channel, and as many of it as make 16 bytes.
+template <typename Operand>
+__device__ __forceinline__ uint4 bias_vector(const Sm90Params& p, int channel,
+                                             typename Operand::Element* value) {
+  using Element = typename Operand::Element;
+  *value = p.bias ? static_cast<const Element*>(p.bias)[channel] : Operand::from_float(0.f);
+  const VectorOf<sizeof(Element)> bits = *reinterpret_cast<VectorOf<sizeof(Element)>*>(value);
+  const uint32_t word = sizeof(Element) == 4 ? bits : bits * 0x10001u;
+  return make_uint4(word, word, word, word);
+}
+
 template <typename Operand>
 __device__ __forceinline__ void fill_rows(const Sm90Params& p) {
   using Element = typename Operand::Element;
-  if (!(p.fill_z | p.fill_y)) return;
+  if (!(p.fill_z | p.fill_y) || p.fill_first) return;
   __syncwarp();  // the feeder is one thread of its warp
   const int step = p.out_step_y / p.lanes, channels = p.conv_groups * p.out_channels;
-  const int tall = kFillRows * step, pieces = (p.out_h + tall - 1) / tall;
+  const int period = step * p.out_w * static_cast<int>(sizeof(Element));
+  const int tall = step * ((kFillBytes + period - 1) / period);
+  const int pieces = (p.out_h + tall - 1) / tall;
   const uint32_t tasks = static_cast<uint32_t>(p.batch) * channels * p.out_d * pieces;
   const uint32_t warps = gridDim.x * (kThreads / 32);
   for (uint32_t task = threadIdx.x / 32 * gridDim.x + blockIdx.x; task < tasks; task += warps) {
     const uint32_t plane = task / pieces, piece = task - plane * pieces;  // plane: of one depth
     const uint32_t image = plane / p.out_d, z = plane - image * p.out_d;
-    Element value = Operand::from_float(0.f);
-    if (p.bias) value = static_cast<const Element*>(p.bias)[image % channels];
-    VectorOf<sizeof(Element)> bits = *reinterpret_cast<VectorOf<sizeof(Element)>*>(&value);
-    const uint32_t word = sizeof(Element) == 4 ? bits : bits * 0x10001u;
-    const uint4 vector = make_uint4(word, word, word, word);
-    const bool whole = p.fill_z >> z % p.out_step_z & 1;
-    Element* first = static_cast<Element*>(p.y) + static_cast<int64_t>(plane) * p.out_h * p.out_w;
+    Element value;
+    const uint4 vector = bias_vector<Operand>(p, image % channels, &value);
     int y = piece * tall;
     const int end = min(y + tall, p.out_h);
-    for (int residue = 0; y < end;) {
-      int rows = 0;  // that lie together
-      while (y + rows < end && (whole || p.fill_y >> residue & 1)) {
-        ++rows;
-        residue = residue + 1 == step ? 0 : residue + 1;
-      }
-      if (rows) fill_run(first + static_cast<int64_t>(y) * p.out_w, rows * p.out_w, value, vector);
-      y += rows + 1;  // the one after them has taps
+    Element* row =
+        static_cast<Element*>(p.y) + (static_cast<int64_t>(plane) * p.out_h + y) * p.out_w;
+    if (p.fill_z >> z % p.out_step_z & 1) {
+      fill_run(row, (end - y) * p.out_w, value, vector);
+      continue;
+    }
+    for (int residue = 0; y < end; ++y, row += p.out_w) {
+      if (p.fill_y >> residue & 1) fill_run(row, p.out_w, value, vector);
       residue = residue + 1 == step ? 0 : residue + 1;
     }
+  }
+}
+
+// Every output. A block's warps take neighbouring pieces.
+template <typename Operand>
+__global__ void sm90_fill(const __grid_constant__ Sm90Params p) {
+  using Element = typename Operand::Element;
+  constexpr int kPiece = kFillBytes / sizeof(Element);
+  const int64_t size = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  const int64_t pieces = (size + kPiece - 1) / kPiece;
+  const int channels = p.conv_groups * p.out_channels;
+  const int warps = blockDim.x / 32;
+  for (int64_t task = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
+       task < pieces * p.batch * channels; task += static_cast<int64_t>(gridDim.x) * warps) {
+    const int64_t plane = task / pieces, first = (task - plane * pieces) * kPiece;
+    Element value;
+    const uint4 vector = bias_vector<Operand>(p, static_cast<int>(plane % channels), &value);
+    const int count = static_cast<int>(min(size - first, static_cast<int64_t>(kPiece)));
+    fill_run(static_cast<Element*>(p.y) + plane * size + first, count, value, vector);
   }
 }
 
