@@ -25,17 +25,20 @@ class Plan:
         values = iter(record)
         names = header_fields()
         self.field = {name: next(values) for name in names}
-        folds, blocks = header_constant("kMaxFolds"), header_constant("kMaxBlocks")
+        blocks = header_constant("kMaxBlocks")
 
         def take(count: int) -> list[int]:
             return [next(values) for _ in range(count)]
 
+        self.axes = [take(5) for _ in range(3)]
+        self.row_first = take(self.field["row_phases"])
+        self.column_first = take(self.field["width_phases"])
         self.kinds = [
-            {"first_z": next(values), "first_y": take(folds), "first_x": next(values)}
+            {"first_z": next(values), "row": next(values), "first_x": next(values)}
             for _ in range(self.field["kinds"])
         ]
         self.pairs = [
-            {"offset": next(values), "block": next(values), "tap": take(folds)}
+            {"offset": next(values), "block": next(values), "shift": take(3)}
             for _ in range(self.field["pairs"])
         ]
         self.visits = [
@@ -54,8 +57,6 @@ class Plan:
                 "steps": next(values),
                 "visit": next(values),
                 "visits": next(values),
-                "interleave": next(values),
-                "columns": next(values),
             }
             for _ in range(self.field["jobs"])
         ]
@@ -73,6 +74,37 @@ class Plan:
     def unit_visits(self, job: int) -> list[dict[str, Any]]:
         first = self.jobs[job]["visit"]
         return self.visits[first : first + self.jobs[job]["visits"]]
+
+    def row(self, job: dict[str, Any], j: int, r: int) -> tuple[int, tuple[int, int, int]] | None:
+        """Output channel of row `r` of a job's block, and first depth, row and column of its phase;
+        None for a row that holds nothing."""
+        kind = self.kinds[job["kind"][j]]
+        warp, within = divmod(r, 16)
+        line, width_fold = divmod(within, self.width_folds)
+        if line >= self.warp_lines:
+            return None
+        fold, channel = divmod(warp * self.warp_lines + line, self.fold_rows)
+        channel += job["channel"][j]
+        phase = j * self.width_folds + width_fold
+        rows = self.row_first[kind["row"] :]
+        if fold >= min(self.folds, len(rows)) or channel >= self.out_channels:
+            return None
+        if not self.width_phases:
+            return channel, (kind["first_z"], rows[fold], kind["first_x"])
+        if phase >= self.width_phases:
+            return None
+        return channel, (kind["first_z"], rows[fold], self.column_first[phase])
+
+    def tap(self, firsts: tuple[int, int, int], shifts: list[int]) -> int:
+        """Position in the weight of the tap that reads at `shifts` for a phase, -1 for none."""
+        position = 0
+        for first, shift, axis in zip(firsts, shifts, self.axes, strict=True):
+            kernel, of_first, base, of_shift, step = axis
+            k, rest = divmod(first * of_first + base - shift * of_shift, step)
+            if rest or not 0 <= k < kernel:
+                return -1
+            position = position * kernel + k
+        return position
 
     def __getattr__(self, name: str) -> int:
         return self.field[name]
@@ -114,7 +146,7 @@ def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
         c = plan.side(index)
         for visit in plan.unit_visits(index):
             parts = [
-                (part, tail, job["channel"][j])
+                (part, tail, job, j)
                 for j in range(plan.job_blocks)
                 for part, tail in weight_steps(plan, visit["lists"][c][j])
             ]
@@ -127,16 +159,25 @@ def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
 
 
 def pack_block(
-    plan: Plan, flat: np.ndarray, part: range, tail: int, channel: int, piece: int, elements: int
+    plan: Plan,
+    flat: np.ndarray,
+    part: range,
+    tail: int,
+    job: dict[str, Any],
+    j: int,
+    piece: int,
+    elements: int,
 ) -> np.ndarray:
     block = np.zeros((4 * 2 * elements, ROWS))
-    row = np.arange(ROWS)
-    out = channel + row % plan.fold_rows
+    rows = [plan.row(job, j, r) for r in range(ROWS)]
+    out = np.array([found[0] if found else 0 for found in rows])
     for k, pair in enumerate(plan.pairs[i] for i in part):
-        tap = np.array(pair["tap"])[row // plan.fold_rows]
+        taps = [plan.tap(found[1], pair["shift"]) if found else -1 for found in rows]
+        tap = np.array(taps)
+        assert (tap >= 0).any() or job["channel"][j] >= plan.out_channels, "multiplied for nothing"
         for e in range(2 * elements):
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
-            on = (tap >= 0) & (out < plan.out_channels) & (channel_in < plan.in_channels)
+            on = (tap >= 0) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
             block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail)
     return block
@@ -186,9 +227,10 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
     else:
         lane, image, row, column = tile_pixels(plan)
         iz = where.z * plan.in_step_z + plane[0]
-        iy = ((where.y + row) * plan.lanes + lane) * plan.in_step_y + plane[1]
+        row_in = where.y * plan.lanes + row * plan.tile_lanes + lane
+        iy = row_in * plan.in_step_y + plane[1]
         ix = (where.x + column) * plan.in_step_x + plane[2]
-        on = (lane < plan.lanes) & (where.o + image < plan.batch) & (0 <= iz < plan.in_d)
+        on = (lane < plan.tile_lanes) & (where.o + image < plan.batch) & (0 <= iz < plan.in_d)
         on &= (iy >= 0) & (iy < plan.in_h) & (ix >= 0) & (ix < plan.in_w)
         first = piece * plan.slice_blocks * elements
         last = min(first + plan.slice_blocks * elements, plan.in_channels)
@@ -224,7 +266,7 @@ def fill_from_boxes(
     assert not plan.channels_last
     tensor = x.reshape(-1, *x.shape[2:])  # groups of all images
     if plan.flat:
-        assert (plan.lanes, plan.in_step_y, plan.in_step_x) == (1, 1, 1)
+        assert (plan.tile_lanes, plan.in_step_y, plan.in_step_x) == (1, 1, 1)
         tensor = tensor.reshape(*tensor.shape[:3], 1, -1)
     rows_bytes = np.cumprod(tensor.shape[:1:-1]) * 16 // elements
     assert not (rows_bytes % 16).any(), "rows, depths and channels start on 16 bytes"
@@ -244,11 +286,11 @@ def fill_from_boxes(
     late = q % elements  # boxes begin on 16 bytes
     assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
     lane, image, row, column = tile_pixels(plan)
-    box_row = row * plan.lanes + lane
+    box_row = row * plan.tile_lanes + lane
     box_column = column * plan.in_step_x + late
     if plan.flat:
         box_row, box_column = 0 * row, row * plan.pitch + column + late
-    on = lane < plan.lanes
+    on = lane < plan.tile_lanes
     assert box_column[on].max() < plan.raw_w
     assert box_row[on].max() < plan.raw_h
     result = np.zeros((plan.slice_blocks * elements, plan.pixels))
@@ -290,6 +332,7 @@ def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.nda
                 tiles.append((visit["lists"][plan.side(index)], known[key]))
             d = accumulate(plan, job, tiles, packed[where.group], elements)
             store(plan, job, d, where, bias, y, written)
+    fill_rows(plan, bias, y, written)
     assert written.max() <= 1, "an output was stored twice"
     assert len(plan.jobs) == plan.job_groups * (1 if plan.alternate else 2)
     check_vectors(plan)
@@ -302,8 +345,7 @@ def check_vectors(plan: Plan) -> None:
         return
     assert not plan.channels_last
     span = plan.out_step_x
-    if span > 1:
-        assert all(job["interleave"] and job["columns"] == (1 << span) - 1 for job in plan.jobs)
+    assert span == 1 or plan.width_phases
     for length in (plan.out_w, plan.tile_w * span, plan.pitch * span):
         assert length % plan.vector == 0
 
@@ -349,23 +391,39 @@ def store(
     image, row = np.divmod(row, plan.rows)
     stored = (column < plan.tile_w) & (row < plan.tile_h) & (image < plan.tile_o)
     stored &= where.o + image < plan.batch
-    kinds = [plan.kinds[index] for index in job["kind"][: plan.job_blocks]]
-    places = [(kind["first_x"], j, d[j]) for j, kind in enumerate(kinds)]
-    if job["interleave"]:
-        tapped = {kind["first_x"] for kind in kinds}
-        for residue in set(range(plan.out_step_x)) - tapped:
-            if job["columns"] >> residue & 1:
-                places.append((residue, 0, np.zeros_like(d[0])))
-    for first_x, j, values in places:
-        oz = where.z * plan.out_step_z + kinds[j]["first_z"]
-        ox = (where.x + column) * plan.out_step_x + first_x
-        for r in range(ROWS):
-            fold, offset = divmod(r, plan.fold_rows)
-            channel, first_y = job["channel"][j] + offset, kinds[j]["first_y"][fold]
-            if first_y < 0 or channel >= plan.out_channels or oz >= plan.out_d:
-                continue
-            oy = (where.y + row) * plan.out_step_y + first_y
-            on = stored & (oy < plan.out_h) & (ox < plan.out_w)
+    for channel, firsts, values in stored_rows(plan, job, d):
+        oz = where.z * plan.out_step_z + firsts[0]
+        oy = (where.y + row) * plan.out_step_y + firsts[1]
+        ox = (where.x + column) * plan.out_step_x + firsts[2]
+        on = stored & (oy < plan.out_h) & (ox < plan.out_w)
+        if oz < plan.out_d:
             at = (where.o + image)[on], where.group, channel, oz, oy[on], ox[on]
-            y[at] = values[r, on] + bias[where.group * plan.out_channels + channel]
+            y[at] = values[on] + bias[where.group * plan.out_channels + channel]
             written[at] += 1
+
+
+def stored_rows(
+    plan: Plan, job: dict[str, Any], d: np.ndarray
+) -> Iterator[tuple[int, tuple[int, int, int], np.ndarray]]:
+    """Output channel, first position and sums of each row that is stored; zeros for the width
+    phases without taps that are stored with the others."""
+    for j, r in product(range(plan.job_blocks), range(ROWS)):
+        found = plan.row(job, j, r)
+        if found is None:
+            continue
+        channel, firsts = found
+        yield channel, firsts, d[j, r]
+        if plan.width_phases and firsts[2] == plan.column_first[0]:
+            for residue in set(range(plan.out_step_x)) - set(plan.column_first):
+                yield channel, (*firsts[:2], residue), np.zeros(plan.tile_n)
+
+
+def fill_rows(plan: Plan, bias: np.ndarray, y: np.ndarray, written: np.ndarray) -> None:
+    """Depths and rows without taps."""
+    z = np.arange(plan.out_d) % plan.out_step_z
+    row = np.arange(plan.out_h) % (plan.out_step_y // plan.lanes)
+    on = (plan.fill_z >> z & 1)[:, None] | (plan.fill_y >> row & 1)
+    assert not plan.fill_first or on.any()
+    each = bias.reshape(plan.conv_groups, plan.out_channels)
+    y[:, :, :, on == 1] = each[None, :, :, None, None]
+    written[:, :, :, on == 1] += 1

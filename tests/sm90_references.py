@@ -18,12 +18,16 @@ TASKS = {"forward": forward_task, "grad_input": input_gradient_task}
 def problems(draw: st.DrawFn, dimensions: tuple[int, ...] = (1, 2, 2, 3)) -> Problem:
     ndim = draw(st.sampled_from(dimensions))
     some = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
-    stride, dilation = some(1, 4 if ndim < 3 else 3), some(1, 3)
+    stride, dilation = some(1, draw(st.sampled_from([4, 4, 7])) if ndim < 3 else 3), some(1, 3)
     channels_last = ndim == 2 and draw(st.booleans())
     step = 8 if channels_last else 1
     groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
     most = 40 if ndim < 3 else 20
-    channels = [draw(st.integers(8 // step, end // step)) * step for end in (most, 136)]
+    few = draw(st.booleans())  # output channels: the kernel folds phases into its rows
+    channels = [
+        draw(st.integers(least // step or 1, end // step)) * step
+        for least, end in ((8, most), (1, 12) if few else (8, 136))
+    ]
     problem = Problem(
         batch=draw(st.integers(1, 4 if ndim < 3 else 2)),
         in_channels=channels[0] * groups,

@@ -160,6 +160,17 @@ def test_tap_lists_give_pytorchs_numbers() -> None:
         assert mine == theirs, dimension
 
 
+def check_rule(lattice: Lattice, kernel: int) -> None:
+    """The taps of every phase, and no others, follow from the rule."""
+    of_first, base, of_shift, step = lattice.rule
+    shifts = {tap.shift for taps in lattice.taps for tap in taps}
+    for first, taps in zip(lattice.firsts, lattice.taps, strict=True):
+        for shift in shifts:
+            k, rest = divmod(first * of_first + base - shift * of_shift, step)
+            found = not rest and 0 <= k < kernel
+            assert found == any(tap.shift == shift and tap.k == k for tap in taps)
+
+
 def test_lattices_read_the_positions_of_the_definition() -> None:
     for dimension in DIMENSIONS[::7]:
         size, kernel, stride, padding, extra, dilation = dimension
@@ -167,6 +178,7 @@ def test_lattices_read_the_positions_of_the_definition() -> None:
         inside = {(o, k): i for o, k, i in brute_force(dimension)}
         for in_step in (1, 2, 3):
             lattice = Lattice.of(problem, 0).stacked(in_step)
+            check_rule(lattice, kernel)
             assert inside == {
                 (q * lattice.out_step + first, tap.k): q * lattice.in_step + tap.shift
                 for q in range(lattice.count)
@@ -177,6 +189,7 @@ def test_lattices_read_the_positions_of_the_definition() -> None:
             }
         for count in (1, 2):
             gradient = Lattice.of_input_gradient(problem, 0).stacked(count)
+            check_rule(gradient, kernel)
             assert inside == {
                 (o, tap.k): q * gradient.out_step + first
                 for q in range(gradient.count)

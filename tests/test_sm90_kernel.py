@@ -83,9 +83,8 @@ def test_warps_without_products_wait_for_each_other(library: ctypes.CDLL, seed: 
     """Most units here have no taps. Nothing but a barrier keeps the warps of a consumer together
     then, and one of them would sleep through two turns."""
     problem = Problem.of(
-        1, 20, 121, (6, 2, 4), (2, 3, 1), (3, 2, 4), (0, 2, 2), (2, 1, 1), (1, 2, 1),
-        dtype="bfloat16",
-    )  # fmt: skip
+        1, 24, 120, (6, 4), (2, 1), (3, 4), 0, (2, 1), 1, dtype="bfloat16", channels_last=True
+    )
     for shape, job_list, tiling in tilings(TASKS["forward"](problem)):
         if (tiling.n, tiling.alternate, tiling.slice_blocks, tiling.weights.stages) == (
             80,
@@ -227,6 +226,48 @@ def test_infinities_and_nan_pass_the_split(library: ctypes.CDLL) -> None:
     np.testing.assert_allclose(y, wanted, rtol=1e-6)
 
 
+LINES = {
+    "one channel, nine phases": Problem.of(1, 12, 1, (9, 13), 9, 3, 4, 2, tf32=True),
+    "three channels, stride 2": Problem.of(2, 16, 3, (7, 40), 4, 2, 1, dtype="bfloat16"),
+    "five channels, stride 1": Problem.of(2, 10, 5, (9, 30), 3, tf32=True),
+    "groups of eight, depth": Problem.of(1, 16, 16, (3, 4, 9), (3, 5, 7), 2, 3, 1, groups=2),
+    "stride 5, two phases without taps": Problem.of(1, 9, 70, (4, 27), 3, 5, 1, 0, 2, tf32=True),
+    "stride 7, odd width": Problem.of(2, 8, 20, (3, 18), (2, 6), (1, 7), (0, 2), dtype="bfloat16"),
+    "stride (2, 3) in groups": Problem.of(
+        1, 16, 32, (8, 21), (3, 5), (2, 3), (1, 2), 0, (2, 1), 2, tf32=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_lines_hold_their_width_phases_side_by_side(library: ctypes.CDLL, name: str) -> None:
+    """Few channels, more than two width phases: folds of any size, stored by lines."""
+    problem = LINES[name]
+    chosen = [found for found in tilings(TASKS["forward"](problem)) if found[1][0].lines]
+    best = min(chosen, key=lambda found: found[2].cycles)
+    for shape, job_list, tiling in (chosen[0], best, chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("stride", "dilation"), [((1, 2, 2), (1, 2, 2)), ((2, 2, 1), (2, 2, 1)), ((3, 5, 2), (1, 1, 2))]
+)
+def test_depths_and_rows_without_taps_are_filled(
+    library: ctypes.CDLL, stride: tuple[int, ...], dilation: tuple[int, ...], dtype: str
+) -> None:
+    """No unit of work writes them, and rows of odd length begin anywhere."""
+    extra = tuple(s - 1 for s in stride)
+    problem = Problem.of(2, 8, 9, (3, 4, 7), 2, stride, 1, extra, dilation, dtype=dtype, tf32=True)
+    task = TASKS["forward"](problem)
+    assert any(task.fills)
+    chosen = tilings(task)
+    for first, (shape, job_list, tiling) in enumerate((chosen[0], chosen[-1])):
+        record = list(sm90.record(shape, job_list, tiling))
+        record[list(tiling.fields(shape)).index("fill_first")] = first
+        check_result(library, problem, "forward", tuple(record), 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("width", [40, 150])
 def test_the_only_width_phase_with_taps_is_stored_with_the_other(
@@ -237,7 +278,7 @@ def test_the_only_width_phase_with_taps_is_stored_with_the_other(
     chosen = [
         found
         for found in tilings(TASKS["forward"](problem))
-        if found[2].blocks == 1 and found[1][0].interleave
+        if found[2].blocks == 1 and found[1][0].together
     ]
     for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)

@@ -30,6 +30,7 @@ from upconv.planner import (
     sm90,
     sm90_area,
     sm90_cost,
+    sm90_task,
     sm90_tiling,
 )
 from upconv.planner.sm90_task import forward_task
@@ -83,7 +84,7 @@ def test_the_emulated_kernel_computes_the_convolution(
     [
         (2, (4, 14), 2, 2, 0),
         (2, (8, 5), 2, 2, 0),
-        (2, (8, 7), 1, 2, 1),
+        (2, (8, 7), (2, 1), 2, 1),
         (1, (40, 10), (2, 3), 3, 0),
         (5, (8, 3), 1, 1, 0),
     ],
@@ -208,7 +209,7 @@ def test_one_dimension_is_a_single_row() -> None:
         ({"dtype": "float64"}, "float64"),
         ({"groups": 4}, "in_channels of a group = 4"),
         ({"in_channels": 4}, "in_channels = 4"),
-        ({"out_channels": 4}, "out_channels = 4"),
+        ({"out_channels": 4, "direction": "grad_input"}, "out_channels = 4"),
         ({"in_channels": 10, "channels_last": True}, "multiples of 4"),
         ({"batch": 0}, "nothing to compute"),
         (
@@ -251,7 +252,8 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
         "kMaxPairs": sm90_tiling.MAX_PAIRS,
         "kMaxVisits": sm90_tiling.MAX_VISITS,
         "kMaxJobs": sm90_tiling.MAX_JOBS,
-        "kMaxFolds": sm90_tiling.MAX_FOLDS,
+        "kMaxRowPhases": sm90_task.MAX_ROW_PHASES,
+        "kMaxWidthPhases": sm90_task.MAX_WIDTH_PHASES,
         "kMaxBlocks": sm90_tiling.MAX_BLOCKS,
         "kStepPairs": sm90_tiling.STEP_PAIRS,
     }.items():

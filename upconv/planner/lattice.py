@@ -24,6 +24,10 @@ class Lattice:
     size: int
     firsts: tuple[int, ...]
     taps: tuple[tuple[Tap, ...], ...]
+    rule: tuple[int, int, int, int]
+    """Of first, a base, of shift, step: tap k of a phase reads at a shift where k * step = first *
+    of_first + base - shift * of_shift. The taps above follow from it, as a compiled kernel finds
+    them that has no room for a list."""
 
     @staticmethod
     def of(problem: Problem, dimension: int) -> Lattice:
@@ -35,19 +39,19 @@ class Lattice:
         for first in firsts:
             reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
             taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-        return Lattice(1, stride, out, firsts, tuple(taps))
+        return Lattice(1, stride, out, firsts, tuple(taps), (1, padding, stride, dilation))
 
     @staticmethod
     def of_input_gradient(problem: Problem, dimension: int) -> Lattice:
         """The gradient of the input: "output" is grad_input here, "input" is grad_output."""
         size, kernel, stride, padding, _, dilation = problem.dimensions[dimension]
         taps = tuple(Tap(k, k * dilation - padding) for k in range(kernel))
-        return Lattice(stride, 1, size, (0,), (taps,))
+        return Lattice(stride, 1, size, (0,), (taps,), (-stride, padding, -1, dilation))
 
     @staticmethod
     def point() -> Lattice:
         """A dimension that is not there: one position, one tap."""
-        return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),))
+        return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),), (1, 0, 1, 1))
 
     def stacked(self, count: int) -> Lattice:
         """`count` neighbouring points as one, with the phases of all of them: outputs that share
@@ -64,6 +68,7 @@ class Lattice:
             self.size,
             tuple(first for first, _ in phases),
             tuple(taps for _, taps in phases),
+            self.rule,
         )
 
     @property

@@ -3,7 +3,7 @@
 The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights with a tile of input
 pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
 
-    kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
+    kinds   tap lists by plane (sm90_task.py): a depth phase, and row and width phases folded
     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
             float32 must not be rounded)
     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
@@ -21,10 +21,18 @@ from dataclasses import dataclass, replace
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90_task import Kind, Shape, Task, forward_task, input_gradient_task, shapes
+from .sm90_task import (
+    MAX_WIDTH_PHASES,
+    WARP_ROWS,
+    Kind,
+    Shape,
+    Task,
+    forward_task,
+    input_gradient_task,
+    shapes,
+)
 from .sm90_tiling import (
     MAX_BLOCKS,
-    MAX_FOLDS,
     OPERANDS,
     Tiling,
     step_count,
@@ -42,8 +50,10 @@ LEAST_CHANNELS = 8
 class Job:
     kinds: tuple[Kind, ...]
     channels: tuple[int, ...]
-    interleave: bool
-    columns: int
+    together: bool
+    """The blocks are the width phases of the same rows, stored together."""
+    lines: bool
+    """Stored by lines, not by one of the faster ways."""
 
 
 def jobs(shape: Shape, blocks: int) -> list[Job] | None:
@@ -53,27 +63,27 @@ def jobs(shape: Shape, blocks: int) -> list[Job] | None:
     sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
     """
     task = shape.task
-    span = shape.columns.out_step
-    channels = [64 * i for i in range(shape.channel_blocks)]
-    residues = len(shape.columns.firsts)
-    everything = (1 << residues) - 1
-    result: list[Job] = []
-    if span > 1 and not task.channels_last:
-        tapped = max(sum(bool(kind.taps) for kind in group) for group in shape.kinds)
-        if tapped <= blocks <= residues and span <= (2 if blocks == 2 else 8):
-            for group in shape.kinds:
-                chosen = sorted(group, key=lambda kind: not kind.taps)[:blocks]
-                chosen.sort(key=lambda kind: kind.first_x)
-                result += [Job(tuple(chosen), (c,) * blocks, True, everything) for c in channels]
-            return result
-    if blocks > 2 and not task.channels_last:
+    span, phases = shape.columns.out_step, len(shape.width_phases)
+    channels = [shape.fold_rows * i for i in range(shape.channel_blocks)]
+    warps_apart = shape.fold_rows % WARP_ROWS == 0 and shape.width_folds == 1
+    lines = not warps_apart or span > 2
+    together = not task.channels_last and (span > 1 or lines) and 0 < phases <= MAX_WIDTH_PHASES
+    fits = not lines or shape.line_columns > 0
+    if together and fits and blocks == -(-phases // shape.width_folds):
+        return [
+            Job(group, (c,) * blocks, True, lines)
+            for group in shape.blocks(together=True)
+            for c in channels
+        ]
+    if not warps_apart or (blocks > 2 and not task.channels_last):
         return None
-    for group in shape.kinds:
+    result: list[Job] = []
+    for group in shape.blocks(together=False):
         singles = [(kind, c) for c in channels for kind in group]
         for i in range(0, len(singles), blocks):
             part = singles[i : i + blocks]
             part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
-            result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, 0))
+            result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, False))
     return result
 
 
@@ -88,10 +98,11 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"has no {problem.dtype} form"
     if problem.ndim != 2 and problem.channels_last:
         return f"{problem.ndim}-D is covered in the contiguous layout only"
+    summed = "out" if problem.direction == "grad_input" else "in"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
         channels //= problem.groups
         of_group = " of a group" if problem.groups > 1 else ""
-        if channels < LEAST_CHANNELS:
+        if channels < LEAST_CHANNELS and name == summed:
             return (
                 f"{name}_channels{of_group} = {channels}: "
                 f"below {LEAST_CHANNELS}, the blocks stay empty"
@@ -150,16 +161,13 @@ class Lists:
         self.sum_pairs = tiling.sum_pairs
         for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
             self.index[kind] = len(self.index)
-            rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
-            self.kinds += [kind.first_z, *rows, kind.first_x]
+            self.kinds += [kind.first_z, kind.row, kind.first_x[0]]
             for plane, taps in kind.taps:
-                entries = tiling.pairs(plane, taps, shape.lanes)
+                entries = tiling.pairs(plane, taps, shape.steps)
                 self.ranges[kind, plane] = self.count, len(entries)
-                for offset, block, positions in entries:
-                    unused = [-1] * (MAX_FOLDS - len(positions))
-                    self.pairs += [offset, block, *positions, *unused]
+                self.pairs += [value for entry in entries for value in entry]
                 empty = -len(entries) % STEP_PAIRS  # lists begin on whole steps
-                self.pairs += [0, 0, *[-1] * MAX_FOLDS] * empty
+                self.pairs += [0] * (5 * empty)
                 self.count += len(entries) + empty
 
     def visit(self, plane: tuple[int, int, int], job: Job | None) -> tuple[list[int], int]:
@@ -176,7 +184,7 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
     if not tiling.alternate and len(job_list) % 2:  # the second consumer of the last group idles
         last = job_list[-1]
         empty = tuple(replace(kind, taps=()) for kind in last.kinds)
-        job_list = [*job_list, Job(empty, (nowhere,) * len(empty), last.interleave, last.columns)]
+        job_list = [*job_list, replace(last, kinds=empty, channels=(nowhere,) * len(empty))]
     lists = Lists(shape, job_list, tiling)
     visit_fields: list[int] = []
     job_fields: list[int] = []
@@ -198,14 +206,28 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
             unused = MAX_BLOCKS - len(indices)
             job_fields += [*indices, *[0] * unused, *job.channels, *[nowhere] * unused]
             job_fields += [weights, steps, known[key], len(planes)]
-            job_fields += [int(job.interleave), job.columns]
             weights += steps
     fields = tiling.fields(shape)
+    widths = shape.width_phases if job_list[0].together else ()
     fields.update(
+        width_phases=len(widths),
+        line_pitch=shape.line_pitch if job_list[0].lines else 0,
+        line_columns=shape.line_columns if job_list[0].lines else 0,
         kinds=len(lists.index),
         pairs=lists.count,
         visits=visit_count,
         jobs=len(job_list),
         weight_blocks=weights,
     )
-    return (*fields.values(), *lists.kinds, *lists.pairs, *visit_fields, *job_fields)
+    phases = phase_tables(shape, widths)
+    return (*fields.values(), *phases, *lists.kinds, *lists.pairs, *visit_fields, *job_fields)
+
+
+def phase_tables(shape: Shape, widths: tuple[int, ...]) -> list[int]:
+    """Where the taps of a phase lie, for each dimension, and where row and width phases begin."""
+    axes = zip(shape.task.kernel, shape.task.lattices, strict=True)
+    result = [value for size, lattice in axes for value in (size, *lattice.rule)]
+    result += [shape.rows.firsts[phase] for phase in shape.row_phases]
+    result += [shape.columns.firsts[phase] for phase in widths]
+    return result
+

@@ -45,6 +45,8 @@ class Area:
     start: int
     """Planes begin at multiples of so many columns."""
     flat: bool = False
+    lanes: int = 1
+    """Of the tile: where it is one lattice point high, every input row is one."""
 
 
 def up(value: int, multiple: int) -> int:
@@ -71,7 +73,7 @@ def box_of(shape: Shape, area: Area) -> tuple[int, int]:
     step = shape.steps[2]
     firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
     late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
-    return up((area.pitch - 1) * step + 1 + late, whole), area.rows * shape.lanes
+    return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
 def boxes_fit(shape: Shape, area: Area) -> bool:
@@ -180,9 +182,11 @@ def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> It
         overhang = max(0, reach - pitch)
         most = min(1 + (n - width) // pitch, count_y)
         for height in {most, -(-count_y // -(-count_y // most))}:
-            rows = height + ys.most // shape.lanes
-            pixels = up(shape.lanes * rows * pitch + overhang, ITEM_PIXELS)
-            yield Area(1, height, width, pitch, rows, pixels, vector, copy, start)
+            rows, lanes = height + ys.most // shape.lanes, shape.lanes
+            if height == 1 and lanes > 1:
+                rows, lanes = 1, ys.most + 1
+            pixels = up(lanes * rows * pitch + overhang, ITEM_PIXELS)
+            yield Area(1, height, width, pitch, rows, pixels, vector, copy, start, lanes=lanes)
         used = (count_y - 1) * pitch + width
         if shape.lanes > 1 or used > n:
             continue

@@ -50,9 +50,8 @@ SPLIT_CYCLES = {
 standard deviation 3.5 %."""
 GATHER_FACTOR = 2.0
 """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
-SPREAD_STORE = 7.1
-"""How much slower the stores are that spread more than two width phases. From kb81 (0.73 ms) beside
-an older, smaller constant for `stored`: too much by now, so that such layers are left to others."""
+LINE_STORE = 2.0
+"""How much slower the stores by lines are, of more than two width phases or few channels."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0

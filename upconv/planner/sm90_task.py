@@ -3,9 +3,11 @@
 A `Task` is one lattice for each of depth, rows and columns, and where the weight of a tap lies. A
 `Shape` lays it out for the kernel:
 
-    folds   row phases stacked in a block of 64 rows, where few output channels would leave it empty
+    folds   row phases, and width phases, stacked in a block of 64 rows, where few output channels
+            would leave it empty
     lanes   neighbouring output rows that share their taps, made row phases so that they can be
             folded; the input rows that only some of them read lie in the same tile
+    fills   depths and rows that no tap reaches: the kernel writes the bias there by itself
     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
             step read other pixels altogether; each residue of the shift is a plane of its own, and
@@ -14,6 +16,7 @@ A `Task` is one lattice for each of depth, rows and columns, and where the weigh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -23,8 +26,19 @@ from .lattice import Lattice
 from .problem import ELEMENT_BYTES, Problem
 
 Triple = tuple[int, int, int]
-Taps = tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
-"""(rows, columns) of the tap in its plane, and the weight position of each fold, -1 for none."""
+Taps = tuple[tuple[int, int], ...]
+"""(rows, columns) in their plane of the taps that any fold has."""
+WARP_ROWS = 16
+"""Rows of a block that one warp stores: a line's width phases are among them."""
+BLOCK_WARPS = 4
+MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
+"""That have taps, as in csrc/cuda/sm90_params.h."""
+MAX_SHIFT = 2**15 - 1
+SHORT_ROW = 1024
+"""Bytes of an output row below which rows without taps are not filled by themselves: they share too
+many sectors with rows that are written at another time."""
+LINE_BYTES = 16 * 288 - 16 * 16
+"""Of a warp's staging slice, for its lines (csrc/cuda/sm90_epilogue.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,39 @@ class Task:
     @property
     def outputs(self) -> int:
         return self.batch * self.groups * self.out_channels * prod(self.out_size)
+
+    @cached_property
+    def fills(self) -> tuple[int, int]:
+        """Residues of depths and of rows that no tap reaches, as bits, where the kernel fills them
+        without any unit of work."""
+        masks = [
+            sum(1 << i for i, taps in enumerate(lattice.taps) if not taps)
+            for lattice in self.lattices[:2]
+        ]
+        none = any(not any(lattice.taps) for lattice in self.lattices)
+        steps = max(lattice.out_step for lattice in self.lattices[:2])
+        lines = self.batch * self.groups * self.out_channels * prod(self.out_size[:2])
+        if self.channels_last or none or steps > 31 or lines >= 2**31:
+            return 0, 0
+        return masks[0], masks[1]
+
+    @property
+    def fill_first(self) -> bool:
+        """Fill the whole output before anything else is written, rather than the rows alone?"""
+        return any(self.fills) and self.out_size[2] * self.element_bytes < SHORT_ROW
+
+    @cached_property
+    def filled(self) -> float:
+        """Share of the output that is filled."""
+        computed = 1.0
+        for mask, lattice in zip(self.fills, self.lattices, strict=False):
+            reached = sum(
+                -(-(lattice.size - first) // lattice.out_step)
+                for i, first in enumerate(lattice.firsts)
+                if not mask >> i & 1
+            )
+            computed *= reached / lattice.size
+        return 1 - computed
 
     @property
     def bytes(self) -> int:
@@ -123,12 +170,13 @@ def input_gradient_task(problem: Problem) -> Task:
 
 @dataclass(frozen=True)
 class Kind:
-    """The taps of one depth and width phase and of the row phases folded into a block of 64 rows,
+    """The taps of one depth phase and of the row and width phases folded into a block of 64 rows,
     by plane."""
 
     first_z: int
-    first_x: int
-    first_y: tuple[int, ...]
+    row: int
+    """First of its row phases, among those of the shape."""
+    first_x: tuple[int, ...]
     taps: tuple[tuple[Triple, Taps], ...]
 
     @cached_property
@@ -184,6 +232,11 @@ class Shape:
     task: Task
     lanes: int
     folds: int
+    """Row phases of a block."""
+    fold_rows: int
+    """Output channels of each."""
+    width_folds: int = 1
+    """Width phases of a block."""
 
     @cached_property
     def rows(self) -> Lattice:
@@ -212,54 +265,131 @@ class Shape:
         return Residues.of(self.columns, self.steps[2])
 
     @cached_property
-    def kinds(self) -> tuple[tuple[Kind, ...], ...]:
-        """[depth phase and fold group][width phase]"""
-        phases = range(len(self.rows.firsts))
-        groups = [phases[i : i + self.folds] for i in range(0, len(phases), self.folds)]
+    def row_phases(self) -> tuple[int, ...]:
+        """The row phases that units of work compute, by their number in `rows`."""
+        return computed(self.rows, any(self.task.fills))
+
+    @cached_property
+    def width_phases(self) -> tuple[int, ...]:
+        """The width phases that have taps."""
+        return computed(self.columns, True)
+
+    @property
+    def line_columns(self) -> int:
+        """Accumulator columns that a warp can stage at a time as lines of the output."""
+        columns = self.line_room // self.columns.out_step // 8 * 8
+        one_block = len(self.width_phases) <= self.width_folds
+        return columns // 32 * 32 if one_block and columns > 32 else columns
+
+    @property
+    def line_room(self) -> int:
+        """Elements of a staged line at most."""
+        return LINE_BYTES // self.task.element_bytes // self.warp_lines
+
+    @property
+    def line_pitch(self) -> int:
+        """From one staged line to the next: vectors begin on 16 bytes, lines in different banks
+        where there is room."""
+        whole = 16 // self.task.element_bytes
+        pitch = -(-self.line_columns * self.columns.out_step // whole) * whole
+        apart = pitch % (4 * whole) == 0 and pitch + whole <= self.line_room
+        return pitch + whole if apart else pitch
+
+    def blocks(self, together: bool) -> tuple[tuple[Kind, ...], ...]:
+        """[depth phase and row phases of a block][block]. `together`: blocks of all width phases
+        that have taps; else one for each width phase."""
+        groups = [
+            self.row_phases[i : i + self.folds] for i in range(0, len(self.row_phases), self.folds)
+        ]
+        phases = self.width_phases if together else tuple(range(len(self.columns.firsts)))
+        widths = [phases[i : i + self.width_folds] for i in range(0, len(phases), self.width_folds)]
         return tuple(
-            tuple(self._kind(z, group, x) for x in range(len(self.columns.firsts)))
-            for z in range(len(self.depth.firsts))
-            for group in groups
+            tuple(self._kind(z, i * self.folds, group, width) for width in widths)
+            for z in computed(self.depth, any(self.task.fills))
+            for i, group in enumerate(groups)
         )
 
-    def _kind(self, z: int, group: range, x: int) -> Kind:
-        _, height, width = self.task.kernel
-        planes: dict[Triple, dict[tuple[int, int], list[int]]] = {}
-        for fold, y in enumerate(group):
+    def _kind(self, z: int, row: int, group: tuple[int, ...], width: tuple[int, ...]) -> Kind:
+        planes: dict[Triple, set[tuple[int, int]]] = {}
+        for y, x in product(group, width):
             lists = self.depth.taps[z], self.rows.taps[y], self.columns.taps[x]
             for tz, ty, tx in product(*lists):
                 plane_y, at_y = self.row_residues.place(ty.shift)
                 plane_x, at_x = self.column_residues.place(tx.shift)
-                plane = planes.setdefault((tz.shift, plane_y, plane_x), {})
-                folds = plane.setdefault((at_y, at_x), [-1] * self.folds)
-                folds[fold] = (tz.k * height + ty.k) * width + tx.k
-        first_y = [self.rows.firsts[y] for y in group]
+                planes.setdefault((tz.shift, plane_y, plane_x), set()).add((at_y, at_x))
         return Kind(
             self.depth.firsts[z],
-            self.columns.firsts[x],
-            tuple(first_y + [-1] * (self.folds - len(first_y))),
-            tuple(
-                (plane, tuple((at, tuple(folds)) for at, folds in sorted(taps.items())))
-                for plane, taps in sorted(planes.items())
-            ),
+            row,
+            tuple(self.columns.firsts[x] for x in width),
+            tuple((plane, tuple(sorted(taps))) for plane, taps in sorted(planes.items())),
         )
 
     @property
-    def fold_rows(self) -> int:
-        return 64 // self.folds
+    def warp_lines(self) -> int:
+        """Lines (an output row of one channel) that a warp holds with all their width phases."""
+        return WARP_ROWS // self.width_folds
 
     @property
     def channel_blocks(self) -> int:
-        return 1 if self.folds > 1 else -(-self.task.out_channels // 64)
+        return 1 if self.folds > 1 else -(-self.task.out_channels // self.fold_rows)
+
+    @cached_property
+    def products(self) -> float:
+        """Taps that 64 rows are multiplied with, for each output row of the lattice."""
+        together = not self.task.channels_last and bool(self.width_phases)
+        taps = [len(taps) for group in self.blocks(together) for k in group for _, taps in k.taps]
+        return sum(taps) * self.channel_blocks / self.lanes
+
+
+def computed(lattice: Lattice, filled: bool) -> tuple[int, ...]:
+    """The phases of a lattice that units of work compute: where the others are filled, those that
+    have taps."""
+    return tuple(i for i, taps in enumerate(lattice.taps) if taps or not filled)
 
 
 def shapes(task: Task) -> list[Shape]:
     """The ways to lay the task out: folded when few output channels would leave rows empty."""
-    result = []
+    if any(abs(t.shift) > MAX_SHIFT for each in task.lattices for taps in each.taps for t in taps):
+        return []
+    result = list(warp_shapes(task))
+    # A shape that multiplies much more than another is never the fastest, and planning it is slow.
+    result += () if task.channels_last else line_shapes(task)
+    least = min(shape.products for shape in result)
+    return [
+        shape
+        for shape in result
+        if len(shape.row_phases) <= MAX_ROW_PHASES
+        and (shape.folds == 1 or shape.products <= MOST_MORE * least)
+    ]
+
+
+MOST_MORE = 1.5
+
+
+def warp_shapes(task: Task) -> Iterator[Shape]:
+    """Folds of whole warps: 16, 32 or 64 channels."""
+    phases = len(computed(task.lattices[1], any(task.fills)))
     for folds in (1, 2, 4):
-        if folds > 1 and task.out_channels > 64 // folds:
+        if folds == 1 or task.out_channels <= 64 // folds:
+            lanes = 1 if phases >= folds or folds % phases else folds // phases
+            yield Shape(task, lanes, folds, 64 // folds)
+
+
+def line_shapes(task: Task) -> Iterator[Shape]:
+    """Folds of as many channels as there are, and of width phases; stored by lines."""
+    phases = len(computed(task.lattices[1], any(task.fills)))
+    width_phases = len(computed(task.lattices[2], True))
+    if width_phases > MAX_WIDTH_PHASES:
+        return
+    for width_folds in sorted({-(-width_phases // blocks) for blocks in (1, 2, 3, 4)} - {0}):
+        lines = BLOCK_WARPS * (WARP_ROWS // width_folds)
+        channels = min(task.out_channels, lines)
+        most = lines // channels if task.out_channels <= lines else 1
+        if width_folds == 1 and channels % WARP_ROWS == 0:
             continue
-        phases = task.lattices[1].out_step
-        lanes = 1 if phases >= folds or folds % phases else folds // phases
-        result.append(Shape(task, lanes, folds))
-    return result
+        if most <= phases:
+            yield Shape(task, 1, most, channels, width_folds)
+            continue
+        lanes = {max(most // phases // part, 1) for part in (1, 2, 4, 8)}
+        for count in sorted(lane for lane in lanes if lane <= task.lattices[1].count):
+            yield Shape(task, count, count * phases, channels, width_folds)

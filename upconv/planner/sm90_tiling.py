@@ -16,8 +16,8 @@ from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTOR,
+    LINE_STORE,
     PACK_MICROSECONDS,
-    SPREAD_STORE,
     START_CYCLES,
     UnitWork,
 )
@@ -55,7 +55,7 @@ OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
 SPLIT = 3
 """Operand type of float32 that must not be rounded."""
-MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
+MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
@@ -104,18 +104,17 @@ class Tiling:
         """The offsets from which a plane is loaded."""
         return offsets[0], offsets[1], aligned(offsets[2], self.area.start)
 
-    def pairs(
-        self, offsets: Triple, taps: Taps, lanes: int
-    ) -> list[tuple[int, int, tuple[int, ...]]]:
-        """(offset in 16-byte units, channel block, weight position of each fold) in a plane."""
+    def pairs(self, offsets: Triple, taps: Taps, steps: Triple) -> list[tuple[int, ...]]:
+        """(offset in 16-byte units, channel block, shift in depth, rows, columns) in a plane."""
         area = self.area
         back = offsets[2] - self.plane(offsets)[2]
-        result = []
-        for (y, x), folds in taps:
-            row, lane = divmod(y, lanes)
+        result: list[tuple[int, ...]] = []
+        for y, x in taps:
+            row, lane = divmod(y, area.lanes)
             pixel = (lane * area.images * area.rows + row) * area.pitch + x + back
+            shift = offsets[0], offsets[1] + y * steps[1], offsets[2] + x * steps[2]
             for block in range(0, self.slice_blocks, 2):
-                result.append((block * self.block_pitch + pixel, block, folds))
+                result.append((block * self.block_pitch + pixel, block, *shift))
         return result
 
     def fields(self, shape: Shape) -> dict[str, int]:
@@ -134,6 +133,7 @@ class Tiling:
             **dict(zip(("out_d", "out_h", "out_w"), task.out_size, strict=True)),
             **dict(zip(("in_step_z", "in_step_y", "in_step_x"), shape.steps, strict=True)),
             "lanes": shape.lanes,
+            "tile_lanes": area.lanes,
             "out_step_z": shape.depth.out_step,
             "out_step_y": shape.rows.out_step,
             "out_step_x": shape.columns.out_step,
@@ -163,12 +163,21 @@ class Tiling:
             "sum_slices": self.sum_slices,
             "sum_pairs": self.sum_pairs,
             "fold_rows": shape.fold_rows,
+            "folds": shape.folds,
+            "width_folds": shape.width_folds,
+            "warp_lines": shape.warp_lines,
+            "width_phases": 0,
+            "line_pitch": 0,
+            "line_columns": 0,
+            **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
+            "fill_first": int(task.fill_first),
             "vector": area.vector,
             "weight_in": task.weight_in,
             "weight_out": task.weight_out,
             "weight_group": task.weight_group,
             "weight_blocks": 0,
             "job_groups": self.job_groups,
+            "row_phases": len(shape.row_phases),
             "kinds": 0,
             "pairs": 0,
             "visits": 0,
@@ -292,10 +301,9 @@ def tilings(
                     if key not in loads:
                         loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                     if loads[key].fits:
-                        interleave = job_list[0].interleave
                         form = (n, *key)
                         yield from pipelines(
-                            shape, loads[key], interleave, form, area, ring, hardware
+                            shape, loads[key], job_list[0], form, area, ring, hardware
                         )
 
 
@@ -314,7 +322,7 @@ def store_vector(shape: Shape, job_list: list[Job]) -> int:
     if task.channels_last:
         return 1
     span = shape.columns.out_step
-    if span > 1 and not (job_list[0].interleave and len(shape.columns.firsts) == span):
+    if span > 1 and not (job_list[0].together and len(shape.columns.firsts) == span):
         return 1
     whole = 16 // task.element_bytes
     width = task.out_size[2]
@@ -328,7 +336,7 @@ def block_pitch(area: Area) -> int:
 def pipelines(
     shape: Shape,
     load: Load,
-    interleave: bool,
+    job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
     ring: tuple[tuple[int, int, int, int, int], int],
@@ -355,7 +363,7 @@ def pipelines(
         key = turn, weights.rings, weights.resident
         if key not in known:
             depth = (slices, *key, *ring[0][2::2])
-            known[key] = timed(shape, load, interleave, form, area, depth, hardware)
+            known[key] = timed(shape, load, job, form, area, depth, hardware)
         work, cycles = known[key]
         yield Tiling(
             *form[:3],
@@ -401,7 +409,7 @@ def even_part(pairs: int) -> int:
 def unit_work(
     shape: Shape,
     load: Load,
-    interleave: bool,
+    job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
     depth: tuple[int, int, int, bool, int, int],
@@ -415,16 +423,17 @@ def unit_work(
     slices, per_turn, rings, resident, box_blocks, boxes = depth
     share = slices / load.groups
     unit_slices = load.visits * share
-    outputs = task.outputs / units
+    outputs = task.outputs * (1 - task.filled) / units
     stored = outputs * task.element_bytes
-    span = shape.columns.out_step if interleave else 1
+    span = shape.columns.out_step if job.together else 1
     segments = outputs / (area.width * span)
     if task.channels_last:
         segments = 0.0
-    elif shape.columns.out_step > 2 or (interleave and form[1] == 1):
-        stored *= SPREAD_STORE
+    elif job.lines:
+        stored *= LINE_STORE
     elif span < shape.columns.out_step:
-        stored *= 2  # half of every sector, which costs as much as a whole one
+        # A part of every sector, which costs as much as a whole one.
+        stored *= min(shape.columns.out_step, 32 // task.element_bytes)
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if rings == 2:
         turns = 0
@@ -450,7 +459,7 @@ def unit_work(
 def timed(
     shape: Shape,
     load: Load,
-    interleave: bool,
+    job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
     depth: tuple[int, int, int, bool, int, int],
@@ -458,10 +467,14 @@ def timed(
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""
     units = prod(tile_counts(shape, area)) * load.groups * shape.task.groups
-    work = unit_work(shape, load, interleave, form, area, depth, units)
-    memory = shape.task.bytes / units / DRAM_BYTES
+    work = unit_work(shape, load, job, form, area, depth, units)
+    filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
+    memory = (shape.task.bytes - filled) / units / DRAM_BYTES
     waves = -(-units // hardware.multiprocessors)
-    return work, max(work.cycles, memory) * waves + START_CYCLES
+    if shape.task.fill_first:
+        filled = shape.task.outputs * shape.task.element_bytes
+    fill = filled / DRAM_BYTES / hardware.multiprocessors
+    return work, max(work.cycles, memory) * waves + fill + START_CYCLES
 
 
 def step_count(pairs: int, sum_pairs: int) -> int:

@@ -229,6 +229,12 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The same value, of which the compiler knows nothing: what is computed from it stays in its place.
+__device__ __forceinline__ float unknown(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
+
 // Keeps the compiler from reading an accumulator before the wait above has passed.
 __device__ __forceinline__ void keep_after_wait(float& accumulator) {
   asm volatile("" : "+f"(accumulator)::"memory");

@@ -71,6 +71,12 @@ struct Epilogue {
     return on ? at : -1;
   }
 
+  // First output row of a fold of a block, -1 where there is none.
+  __device__ __forceinline__ int fold_row(const Sm90Kind& kind, int fold) const {
+    const int at = kind.row + fold;
+    return fold < p.folds && at < p.row_phases ? p.row_first[at] : -1;
+  }
+
   // Bias of an output channel; 0 past the end.
   __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
     if (!p.bias || channel >= p.out_channels) return 0.f;
@@ -85,17 +91,15 @@ struct Epilogue {
   // is written, lest each read wait for the write before it.
   template <int V, int kSpan>
   __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
-                                        bool inside, uint32_t columns, int first_x, int first_y,
-                                        int channels, int chunk, int width) const {
+                                        bool inside, int first_x, int first_y, int channels,
+                                        int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
     constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int span = kSpan ? kSpan : p.out_step_x;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
     for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int q = position / kSpan, residue = position % kSpan;
       const int at =
           column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
       if (at < 0) continue;
@@ -120,58 +124,48 @@ struct Epilogue {
   }
 
   // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
-  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
-  // columns, kSpan of them for a lattice point (0: the plan says how many).
+  // one block by itself. kSpan 2: one or two width phases of stride 2, which go to neighbouring
+  // output columns; a phase without taps is the bias alone.
   template <int kFirst, int kCount, int kColumns, int kSpan>
   __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
-    const int span = kSpan ? kSpan : p.out_step_x;
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = first.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(first, warp * 16 / p.fold_rows);
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
-    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
     Element* base = static_cast<Element*>(p.y) +
                     unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
-    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * span;
+      const int width = min(kColumns, N - chunk) * kSpan;
       __syncwarp();
-      if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) {
-          put<1>(row, i, bias0);
-          put<1>(row, i + 8 * kPitch, bias8);
-        }
-        __syncwarp();
-      }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
+      // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+      stage_columns<kFirst, kCount, kColumns, kSpan>(row, chunk, ptx::unknown(bias0),
+                                                     ptx::unknown(bias8));
       __syncwarp();
       constexpr int kMost = 16 / sizeof(Element);
       const int channels = p.out_channels - channel;
       if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                            chunk, width);
+        sweep<kMost, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<2, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else {
-        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<1, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       }
     }
   }
 
   // Puts this lane's accumulators of one chunk into its two rows.
   template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
-                                                float bias0, float bias8) const {
+  __device__ __forceinline__ void stage_columns(uint32_t row, int chunk, float bias0,
+                                                float bias8) const {
 #pragma unroll
     for (int each = 0; each < N; each += kColumns) {
       if (each == chunk) {
@@ -183,16 +177,14 @@ struct Epilogue {
             const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
             if constexpr (kSpan == 1) {
               put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
-            } else if constexpr (kSpan == 2) {
+            } else if constexpr (kCount == 2) {
               put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
                      d[1][i + 1] + bias);
             } else {
-#pragma unroll
-              for (int j = 0; j < kCount; ++j) {
-                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
-                put<1>(row, place, d[j][i] + bias);
-                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
-              }
+              const float v = d[0][i] + bias, next = d[0][i + 1] + bias;
+              const bool odd = p.column_first[0];
+              put<4>(row, 2 * q + below, odd ? bias : v, odd ? v : bias, odd ? bias : next,
+                     odd ? next : bias);
             }
           }
         }
@@ -214,7 +206,7 @@ struct Epilogue {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
@@ -276,18 +268,215 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (!job.interleave) {
-      store_each(job, where);
-    } else if constexpr (MB == 2) {
-      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
-    } else {
-      // One phase of two that has taps (stride 2, dilation 2): with 8 columns at a time it took 4x
-      // what the rule expects (kb79_1d: 1.36 ms).
-      if constexpr (MB == 1) {
-        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+  // --- Stores by lines ---
+  // A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
+  // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
+  // output. Phases without taps are staged once a unit: nothing writes over them.
+
+  // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
+  // first output row (none for lines that do not exist), the bias.
+  static constexpr int kLineRoom = kStagingBytes - 16 * 16;
+  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
+
+  // Are the lines of every warp neighbouring channels of the same output row?
+  __device__ __forceinline__ bool channel_lines() const {
+    return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
+  }
+
+  // Puts down where this warp's lines go and what their columns without taps hold.
+  __device__ __forceinline__ void begin_lines(const Sm90Job& job, const Unit& where,
+                                              uint32_t staging) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    __syncwarp();
+    if (lane < 16) {
+      const Sm90Kind& kind = p.kind[job.kind[0]];
+      const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
+      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
+      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0;
+      const int64_t offset = channel * out_area() + static_cast<int64_t>(row) * p.out_w;
+      const uint64_t bytes = offset * sizeof(Element);
+      ptx::store_shared(staging + kLineRoom + 16 * lane,
+                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
+                                   __float_as_uint(row_bias(where, channel))));
+    }
+    __syncwarp();
+    if (p.width_phases == p.out_step_x) return;
+    for (int line = 0; line < p.warp_lines; ++line) {
+      uint32_t bias;
+      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
+      for (int i = lane; i < p.line_pitch; i += 32) {
+        put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
       }
-      store_contiguous<0, MB, 8, 0>(job, where);
+    }
+  }
+
+  __device__ __forceinline__ static int64_t line_bytes(uint4 line) {
+    return static_cast<int64_t>(static_cast<uint64_t>(line.y) << 32 | line.x);
+  }
+
+  // The accumulators of kGroup columns from n on; registers cannot be indexed, so the right ones
+  // among [kLow, kHigh) are found by halving. `at`: bytes from column 0 of the chunk.
+  template <int kLow, int kHigh, int kGroup>
+  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
+                                              uint32_t step, float bias0, float bias8) const {
+    if constexpr (kHigh - kLow <= kGroup) {
+#pragma unroll
+      for (int column = kLow; column < kHigh; column += 8)
+#pragma unroll
+        for (int j = 0; j < MB; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float bias = half ? bias8 : bias0;
+            const int i = column / 2 + 2 * half;
+            const uint32_t to = place[half][j] + at + (column - kLow) * step;
+            if (place[half][j]) {
+              put<1>(to, 0, d[j][i] + bias);
+              put<1>(to + step, 0, d[j][i + 1] + bias);
+            }
+          }
+    } else {
+      constexpr int kMiddle = kLow + ((kHigh - kLow) / kGroup + 1) / 2 * kGroup;
+      if (n < kMiddle) {
+        stage_group<kLow, kMiddle, kGroup>(n, at, place, step, bias0, bias8);
+      } else {
+        stage_group<kMiddle, kHigh, kGroup>(n, at, place, step, bias0, bias8);
+      }
+    }
+  }
+
+  // The staged lines at one place of the output, V elements of each. Some are read before any is
+  // written, as in `sweep`. Lines of one row (`step` bytes apart, `lines` of them) need not be
+  // looked up.
+  template <int V, bool kChannels>
+  __device__ __forceinline__ void write_lines(uint32_t staging, uint32_t source, char* target,
+                                              int rows, int lines, int64_t step) const {
+    constexpr int kBatch = 4;
+    const uint32_t pitch = p.line_pitch * sizeof(Element);
+#pragma unroll 1
+    for (int line = 0; line < lines; line += kBatch) {
+      uint4 entry[kBatch];
+      Vector<V> v[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (line + k < lines) {
+          if (!kChannels) ptx::load_shared(entry[k], staging + kLineRoom + 16 * (line + k));
+          ptx::load_shared(v[k], source + k * pitch);
+        }
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        char* to = kChannels ? target : target + line_bytes(entry[k]);
+        const bool on = line + k < lines && (kChannels || static_cast<int>(entry[k].z) < rows);
+        if (on) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
+        if (kChannels) target += step;
+      }
+      source += kBatch * pitch;
+    }
+  }
+
+  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane.
+  template <int V>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
+                                              bool inside, int chunk, int count,
+                                              int lines_of_warp) const {
+    const int span = p.out_step_x, vectors = count * span / V;
+    const uint32_t per_point = (1u << 20) / span + 1;  // exact for what a staging slice holds
+    const bool channels = channel_lines();
+    const int64_t step = out_area() * sizeof(Element);
+    uint4 first;
+    ptx::load_shared(first, staging + kLineRoom);
+    const int lines = channels ? lines_of_warp : p.warp_lines;
+    if (channels) base += line_bytes(first);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < vectors; i += 32) {
+      const int position = i * V, q = position * per_point >> 20, residue = position - q * span;
+      const int column = first_column() + chunk + q, at = shared.places[column];
+      int rows = kNoLine;  // the lines of this column begin above this row
+      bool on = at >= 0;
+      if (!inside) {
+        const int entry = shared.columns[column];
+        rows = p.out_h - (where.y + (entry >> 8 & 255)) * p.out_step_y;
+        on = on && where.o + (entry >> 16) < p.batch &&
+             (where.x + (entry & 255)) * p.out_step_x + residue < p.out_w;
+      }
+      if (!on || (channels && static_cast<int>(first.z) >= rows)) continue;
+      char* target = base + static_cast<int64_t>(at + residue) * sizeof(Element);
+      const uint32_t source = staging + position * sizeof(Element);
+      if (channels) {
+        write_lines<V, true>(staging, source, target, rows, lines, step);
+      } else {
+        write_lines<V, false>(staging, source, target, rows, lines, step);
+      }
+    }
+  }
+
+  template <int kGroup>
+  __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const Sm90Kind& kind = p.kind[job.kind[0]];
+    if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
+    begin_lines(job, where, staging);
+    char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
+                                         unit_offset(where, kind.first_z, 0, 0));
+    // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
+    uint32_t place[2][MB];
+    float bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half, line = row / p.width_folds;
+      const int fold = row - line * p.width_folds;
+      uint4 entry;
+      ptx::load_shared(entry, staging + kLineRoom + 16 * line);
+      bias[half] = __uint_as_float(entry.w);
+#pragma unroll
+      for (int j = 0; j < MB; ++j) {
+        const int phase = j * p.width_folds + fold;
+        const bool on = line < p.warp_lines && phase < p.width_phases;
+        const int first_x = on ? p.column_first[phase] : 0;
+        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x;
+        place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
+      }
+    }
+    const uint32_t step = p.out_step_x * sizeof(Element);
+    const bool inside = unit_inside(where, p.out_step_y - 1, p.out_step_x - 1);
+    // Channels of this warp, where its lines are such.
+    const int channel = warp * p.warp_lines % p.fold_rows;
+    const int lines =
+        min(p.warp_lines, min(p.fold_rows, p.out_channels - job.channel[0]) - channel);
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += p.line_columns) {
+      const int count = min(p.line_columns, N - chunk);
+      __syncwarp();
+#pragma unroll 1
+      for (int n = 0; n < count; n += kGroup) {
+        // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+        stage_group<0, N, kGroup>(chunk + n, n * step, place, step, ptx::unknown(bias[0]),
+                                  ptx::unknown(bias[1]));
+      }
+      __syncwarp();
+      if (p.vector == kE) {
+        sweep_lines<kE>(staging, base, where, inside, chunk, count, lines);
+      } else if (p.vector == 2) {
+        sweep_lines<2>(staging, base, where, inside, chunk, count, lines);
+      } else {
+        sweep_lines<1>(staging, base, where, inside, chunk, count, lines);
+      }
+    }
+  }
+
+  // Many columns at a time are found once for 32 of them.
+  static constexpr int kManyColumns = 32;
+
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (MB == 1 && p.line_columns >= kManyColumns) {
+      store_lines<kManyColumns>(job, where);
+    } else if (p.line_columns) {
+      store_lines<8>(job, where);
+    } else if (!p.width_phases) {
+      store_each(job, where);
+    } else if constexpr (MB <= 2) {
+      store_contiguous<0, MB, kChunk / 2, 2>(job, where);
     }
   }
 };

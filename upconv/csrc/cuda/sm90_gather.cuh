@@ -107,9 +107,9 @@ struct Loader {
     const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
     for (int i = 0; i < pass_items; ++i) {
-      const int iy = y + (walker.row * p.lanes + walker.lane) * p.in_step_y;
+      const int iy = y + (walker.row * p.tile_lanes + walker.lane) * p.in_step_y;
       const int ix = x + walker.quad * kItemPixels * p.in_step_x;
-      const bool row_inside = walker.lane < p.lanes && where.o + walker.image < p.batch &&
+      const bool row_inside = walker.lane < p.tile_lanes && where.o + walker.image < p.batch &&
                               static_cast<unsigned>(z) < p.in_d &&
                               static_cast<unsigned>(iy) < p.in_h;
       // Columns are checked where an item can hang over the edge; else all 4 are in or out.

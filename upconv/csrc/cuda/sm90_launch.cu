@@ -17,19 +17,33 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
-      plan->jobs > kMaxJobs)
+      plan->jobs > kMaxJobs || plan->row_phases > kMaxRowPhases ||
+      plan->width_phases > kMaxWidthPhases)
     return false;
+  for (Sm90Axis& axis : plan->axis) {
+    axis.kernel = take();
+    axis.of_first = take();
+    axis.base = take();
+    axis.of_shift = take();
+    axis.step = take();
+  }
+  for (int i = 0; i < plan->row_phases; ++i) plan->row_first[i] = static_cast<int16_t>(take());
+  for (int i = 0; i < plan->width_phases; ++i) {
+    plan->column_first[i] = static_cast<int16_t>(take());
+  }
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
     kind.first_z = take();
-    for (int& first : kind.first_y) first = take();
+    kind.row = take();
     kind.first_x = take();
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
     pair.offset = take();
     pair.block = static_cast<int16_t>(take());
-    for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
+    pair.z = static_cast<int16_t>(take());
+    pair.y = static_cast<int16_t>(take());
+    pair.x = static_cast<int16_t>(take());
   }
   for (int i = 0; i < plan->visits; ++i) {
     Sm90Visit& visit = plan->visit[i];
@@ -52,8 +66,6 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     job.steps = take();
     job.visit = take();
     job.visits = take();
-    job.interleave = take();
-    job.columns = static_cast<uint32_t>(take());
   }
   return at == length;
 }

@@ -70,8 +70,15 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
+  if (p.fill_first) {
+    const int wide = 8 * multiprocessors;
+    sm90_fill<Operand><<<wide, kFillThreads, 0, stream>>>(p);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
   const int units = unit_count(p);
-  const int blocks = units < multiprocessors ? units : multiprocessors;
+  const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
+  const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
 #define UPCONV_TRY(n, mb)                  \
   if (p.tile_n == n && p.job_blocks == mb) \
     return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);

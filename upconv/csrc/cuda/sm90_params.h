@@ -11,9 +11,10 @@ constexpr int kMaxPairs = 1024;  // entries of all tap lists
 constexpr int kMaxVisits = 128;  // planes of all units of a tile
 constexpr int kStepPairs = 4;    // entries that share one weight block
 constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
-constexpr int kMaxJobs = 128;  // blocks of rows that one warpgroup accumulates together
-constexpr int kMaxFolds = 4;   // row phases stacked in one 64-row block (few output channels)
-constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
+constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumulates together
+constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
+constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
+constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
@@ -38,7 +39,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(in_step_z)                                                                                   \
   X(in_step_y)                                                                                   \
   X(in_step_x)                                                                                   \
-  X(lanes) /* rows of in_step_y that one q row spans */                                          \
+  X(lanes)      /* rows of in_step_y that one q row spans */                                     \
+  X(tile_lanes) /* the same in the tile, where rows of one lane lie together */                  \
   X(out_step_z)                                                                                  \
   X(out_step_y)                                                                                  \
   X(out_step_x)                                                                                  \
@@ -65,34 +67,51 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(raw_blocks) /* channel blocks of one */                                                      \
   X(raw_bytes)                                                                                   \
   X(raw_chunks)                                                                                  \
-  X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
-  X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
-  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
-  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
-  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
-  X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
+  X(flat)         /* 1: boxes see an image as one long row; no tap reaches another pixel */      \
+  X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
+  X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
+  X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
+  X(sum_pairs)    /* summed by themselves before they are added to the rest */                   \
+  X(fold_rows)    /* output channels of one fold, 1 to 64 */                                     \
+  X(folds)        /* row phases of one block */                                                  \
+  X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
+  X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
+  X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
+  X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
+  X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
+  X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
+  X(fill_y)                                                                                      \
+  X(fill_first)    /* 1: the whole output is the bias before anything else is written */         \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
   X(weight_out)    /* weight stride of an output channel */                                      \
   X(weight_group)  /* weight stride of a group of the convolution */                             \
   X(weight_blocks) /* packed weight blocks of such a group */                                    \
   X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
+  X(row_phases)    /* entries of row_first */                                                    \
   X(kinds)                                                                                       \
   X(pairs)                                                                                       \
   X(visits)                                                                                      \
   X(jobs)
 
-struct Sm90Kind {
-  int first_z;             // first output depth of the depth phase
-  int first_y[kMaxFolds];  // first output row of each fold
-  int first_x;             // first output column of the width phase
+// Which tap of a dimension reads the input at `shift` for the phase that begins at `first`: the
+// k < kernel with k * step = first * of_first + base - shift * of_shift, if there is one.
+struct Sm90Axis {
+  int kernel, of_first, base, of_shift, step;
 };
 
-// One WGMMA: a tap (of each fold) and two of the slice's channel blocks.
+struct Sm90Kind {
+  int first_z;  // first output depth of the depth phase
+  int row;      // first of its folds in row_first
+  int first_x;  // first output column of the width phase, where blocks are stored by themselves
+};
+
+// One WGMMA: a tap of some folds (weights of the others are zero) and two of the slice's channel
+// blocks.
 struct Sm90Pair {
-  int offset;              // from the start of the slice in shared memory, in 16 bytes
-  int16_t block;           // first of the two channel blocks
-  int16_t tap[kMaxFolds];  // weight position for each fold, -1: none, the packed rows are zero
+  int offset;       // from the start of the slice in shared memory, in 16 bytes
+  int16_t block;    // first of the two channel blocks
+  int16_t z, y, x;  // input = q * in_step + this
 };
 
 // Some of a tap list's pairs; they begin on multiples of kStepPairs.
@@ -113,8 +132,6 @@ struct Sm90Job {
   int weights;              // first packed weight block
   int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
   int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
-  int interleave;           // 1: the blocks are width phases of the same rows, stored together
-  uint32_t columns;         // bit r: this job writes output columns with residue r
 };
 
 struct Sm90Params {
@@ -126,6 +143,9 @@ struct Sm90Params {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  Sm90Axis axis[3];                       // depth, rows, columns
+  int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
+  int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
   Sm90Kind kind[kMaxKinds];
   Sm90Pair pair[kMaxPairs];
   Sm90Visit visit[kMaxVisits];

@@ -270,11 +270,11 @@ struct BoxLoader {
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
-      const int box_row = p.flat ? 0 : row * p.lanes + lane;
+      const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
       const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
                      static_cast<int>(sizeof(Element));
-      source[i] = lane < p.lanes ? at : 0;
+      source[i] = lane < p.tile_lanes ? at : 0;
     }
   }
 

@@ -35,6 +35,7 @@
 #pragma once
 
 #include "sm90_consumer.cuh"
+#include "sm90_fill.cuh"
 #include "sm90_producers.cuh"
 
 namespace upconv {
@@ -89,6 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::take_registers<192>();
     Consumer<Operand, N, MB>(p, shared, threadIdx.x / 128 - 1).run();
   }
+  fill_rows<Operand>(p);
 }
 
 // --- Weight packing --------------------------------------------------------------------------
@@ -119,6 +121,30 @@ __device__ __forceinline__ int pair_of(const Sm90List& list, int step, int k) {
   const int first = list.begin + whole * kStepPairs;
   if (step == whole && left >= 2) return k < 2 ? first + k : -1;
   return k == 0 ? list.begin + list.count - 1 : -1;
+}
+
+// The tap of a dimension that reads the input at `shift` for a phase, -1 for none.
+__device__ __forceinline__ int tap_of(const Sm90Axis& axis, int first, int shift) {
+  const int reach = first * axis.of_first + axis.base - shift * axis.of_shift;
+  const int k = reach / axis.step;
+  return reach >= 0 && k * axis.step == reach && k < axis.kernel ? k : -1;
+}
+
+// Weight position of a pair for row `row` of block `j` of a job, -1 where that row has no such tap,
+// and the output channel of the row.
+__device__ __forceinline__ int tap_of_row(const Sm90Params& p, const Sm90Job& job, int j, int row,
+                                          const Sm90Pair& pair, int* channel) {
+  const int within = row % 16 / p.width_folds, width_fold = row % 16 % p.width_folds;
+  const int line = row / 16 * p.warp_lines + within, fold = line / p.fold_rows;
+  const Sm90Kind& kind = p.kind[job.kind[j]];
+  const int phase = j * p.width_folds + width_fold;
+  *channel = job.channel[j] + line % p.fold_rows;
+  if (within >= p.warp_lines || fold >= p.folds || kind.row + fold >= p.row_phases) return -1;
+  if (p.width_phases && phase >= p.width_phases) return -1;
+  const int z = tap_of(p.axis[0], kind.first_z, pair.z);
+  const int y = tap_of(p.axis[1], p.row_first[kind.row + fold], pair.y);
+  const int x = tap_of(p.axis[2], p.width_phases ? p.column_first[phase] : kind.first_x, pair.x);
+  return z < 0 || y < 0 || x < 0 ? -1 : (z * p.axis[1].kernel + y) * p.axis[2].kernel + x;
 }
 
 // A weight of any strides -> [group][job][plane][slice][step][channel block][64 rows][16 bytes],
@@ -156,8 +182,9 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     }
     const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
-    const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
-    const int out = job.channel[j] + row % p.fold_rows;
+    int out;
+    const int found = tap_of_row(p, job, j, row, source, &out);
+    const int tap = index < 0 ? -1 : found;
     const int in = (slice * p.slice_blocks + source.block + half) * kE;
     alignas(16) typename Operand::Element values[kE];
 #pragma unroll
