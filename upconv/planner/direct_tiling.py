@@ -274,7 +274,7 @@ class Tiling:
     @cached_property
     def microseconds(self) -> float:
         convolution = self.convolution
-        outputs = convolution.out_channels * prod(axis.out_size for axis in convolution.axes)
+        outputs: float = convolution.out_channels * prod(axis.out_size for axis in convolution.axes)
         inputs = convolution.in_channels * prod(axis.in_size for axis in convolution.axes)
         if self.straight and self.straight < self.rows.width:
             outputs *= PARTIAL_STORES

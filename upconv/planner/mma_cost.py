@@ -3,9 +3,9 @@
 The constants are fitted by `benchmarks/fit_mma.py` to tilings measured on an H200
 (`benchmarks/results/h200-mma-tilings-2026-11-15.jsonl`, 700 runs of 53 problems), by least squares
 with non-negative terms over the 617 that are not far from the best of their problem; the standard
-deviation is 9 %, and the tiling that the rule picks takes 2 % more than the best. The terms add up because few warps share a
-scheduler: what one of them does beside its products shows. A test compares the constants with the
-fit.
+deviation is 9 %, and the tiling that the rule picks takes 3 % more than the best measured. The
+terms add up because few warps share a scheduler: what one of them does beside its products shows. A
+test compares the constants with the fit.
 """
 
 from __future__ import annotations
