@@ -135,6 +135,28 @@ def test_gradients_flow_through_the_kernel() -> None:
         assert distance(mine, other) <= 1e-12
 
 
+@pytest.mark.parametrize("dtype", list(LIMIT), ids=str)
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("groups", "dense")])
+def test_the_gradient_of_the_input(name: str, dtype: torch.dtype) -> None:
+    batch, cin, cout, size, kernel, stride, padding, extra, groups, dilation = LAYERS[name]
+    each = (kernel,) * len(size) if isinstance(kernel, int) else kernel
+    x = torch.zeros(batch, cin, *size, device="cuda", dtype=torch.float64, requires_grad=True)
+    w = torch.randn(cin, cout // groups, *each, device="cuda").to(dtype)
+    rest = (stride, padding, extra, groups, dilation)
+    y = THEIRS[len(size) - 1](x, w.double(), None, *rest)
+    gy = torch.randn_like(y).to(dtype)
+    (expected,) = torch.autograd.grad(y, x, gy.double())
+    lists = [(v,) * len(size) if isinstance(v, int) else v for v in rest[:3]]
+    last = (dilation,) * len(size) if isinstance(dilation, int) else dilation
+    arguments = (gy, w, x.shape, *lists, groups, last)
+    with torch.no_grad(), ops.forced(direct.KERNEL):
+        poison(x.shape, dtype)
+        got = ops.GRADIENTS["grad_input"](*arguments)
+        again = ops.GRADIENTS["grad_input"](*arguments)
+    assert torch.equal(got, again)
+    assert distance(got, expected) <= LIMIT[dtype]
+
+
 def test_a_cuda_graph_replays_on_new_values() -> None:
     x, w = torch.randn(4, 8, 32, 32, device="cuda"), torch.randn(8, 1, 4, 4, device="cuda")
     with torch.no_grad(), ops.forced(direct.KERNEL):

@@ -22,7 +22,7 @@ import torch
 
 from upconv.configurations import draw
 from upconv.planner import H200, Problem, direct
-from upconv.planner.direct_shape import convolutions, row_choices
+from upconv.planner.direct_shape import Convolution, convolutions, row_choices
 from upconv.planner.direct_tiling import Tiling, tiles_of, tilings
 
 HOST = Path(__file__).resolve().parent / "host_cuda"
@@ -153,3 +153,23 @@ def test_layers_of_some_size(name: str, dtype: str, run: Run) -> None:
     tiling = direct.best_tiling(convolutions(problem), replace(H200, multiprocessors=4))
     assert tiling is not None
     compare(run, problem, tiling)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "large stride"])
+def test_the_gradient_of_the_input(name: str, dtype: str, run: Run) -> None:
+    problem = replace(LAYERS[name], dtype=dtype)
+    way = Convolution.of_input_gradient(problem)
+    tiling = direct.best_tiling([way], replace(H200, multiprocessors=4))
+    assert tiling is not None
+    number = getattr(torch, dtype)
+    gy = torch.randn(problem.batch, problem.out_channels, *problem.out_size).to(number)
+    each = problem.out_channels // problem.groups
+    w = torch.randn(problem.in_channels, each, *problem.kernel).to(number)
+    x = torch.zeros(problem.batch, problem.in_channels, *problem.in_size).double().requires_grad_()
+    rest = (problem.stride, problem.padding, problem.output_padding)
+    y = OPERATORS[problem.ndim - 1](x, w.double(), None, *rest, problem.groups, problem.dilation)
+    (expected,) = torch.autograd.grad(y, x, gy.double())
+    got = run(tiling, False, gy, w, None)
+    assert bool(got.isfinite().all())
+    assert float((got.double() - expected).norm() / expected.norm()) <= LIMIT[dtype]

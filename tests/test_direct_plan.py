@@ -117,6 +117,20 @@ def test_the_same_kernel_can_compute_the_gradient_of_the_input(problem: Problem)
     np.testing.assert_allclose(gx.reshape(expected.shape), expected.numpy(), rtol=1e-10, atol=1e-10)
 
 
+def test_gradients_of_few_channels_are_its_own_and_others_are_not() -> None:
+    fsrcnn = Problem.of(8, 56, 1, (256, 256), 9, 3, 4, 2, dtype="bfloat16", direction="grad_input")
+    grouped = replace(
+        Problem.of(8, 32, 32, (12, 24, 48), (3, 5, 7), 2, (1, 2, 3), 1, 1, 4),
+        tf32=True,
+        direction="grad_input",
+    )
+    assert make_plan(fsrcnn, H200).kernel == direct.KERNEL
+    plan = make_plan(grouped, H200)
+    assert plan.kernel == "sm90_wgmma_fprop", "PyTorch takes 3 ms"
+    refusal = next(r for r in plan.refused if r.kernel == direct.KERNEL)
+    assert "tensor cores" in refusal.reason
+
+
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 3000), st.integers(1, 300))
 def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, w: int, h: int) -> None:

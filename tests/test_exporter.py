@@ -446,7 +446,7 @@ def test_the_exported_source_compiles(
 ) -> None:
     """All of it but the tiles, of which one stands for ten: they take a minute on two cores."""
     layer = nn.ConvTranspose2d(16, 16, 3)
-    path = upconv.export(layer, tmp_path / "layer.py", (1, 16, 8, 8), dtype=dtype)
+    path = upconv.export(layer, tmp_path / "layer.py", (1, 16, 64, 64), dtype=dtype)
     load(path.read_text())
     text, tiles = re.subn(
         r"(#define UPCONV_SM90_TILES\(X\)).*?[^\\]\n",

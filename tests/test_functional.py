@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import upconv
 from upconv import functional, ops, plans
+from upconv.planner import H200, Candidate, Problem, make_plan
 
 PAIRS = [
     (upconv.conv_transpose1d, F.conv_transpose1d, 1),
@@ -210,3 +212,21 @@ assert tries == ["cpu"], tries
 print("fine")
 """
     assert _in_new_process(code) == "fine"
+
+
+@pytest.mark.parametrize("first", ["recorded", "not recorded"])
+@pytest.mark.parametrize("side", [4, 256])
+def test_layers_of_pytorchs_take_our_gradients_where_they_are_worth_it(
+    monkeypatch: pytest.MonkeyPatch, side: int, first: str
+) -> None:
+    """The planner's answers are those of a GPU, the tensors small ones of the CPU."""
+    problem = Problem.of(64, 64, 128, (side, side), 3, tf32=True)
+    plan = replace(make_plan(problem, H200), chosen=Candidate("aten", 1e3))
+    monkeypatch.setattr(ops, "planned", lambda *_: plan)
+    monkeypatch.setattr(ops, "serve", lambda kind: kind == "cuda")
+    x, w = torch.randn(1, 3, 5, 5), torch.randn(3, 2, 3, 3)
+    name = "ConvTransposeFunctionBackward" if side == 256 else "ConvolutionBackward0"
+    for recorded in (first == "recorded", True, False, True):
+        y = upconv.conv_transpose2d(x.requires_grad_(recorded), w)
+        torch.testing.assert_close(y, F.conv_transpose2d(x, w))
+        assert type(y.grad_fn).__name__ == (name if recorded else "NoneType")

@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from . import ops, plans
 from .autograd import ATEN_CONV, records_gradient
 from .checks import check_call, expand
+from .planner import Plan
 
 Size = int | tuple[int, ...] | list[int]
 """One integer for every spatial dimension, or one for each."""
@@ -35,11 +36,11 @@ _SPELLINGS = (tuple, int, torch.Size)
 _DEFAULTS = ((1,), (0,), (0,), 1, (1,))
 
 _is_compiling = torch.compiler.is_compiling
-_is_grad_enabled = torch.is_grad_enabled
 
 # Per kind of call: None for PyTorch's function; else the arguments of the operator after the bias,
-# and whether it is the operator also when gradients are recorded.
-_routes: dict[Any, tuple[tuple[Any, ...], bool] | None] = {}
+# and whether it is the operator when gradients are not recorded and when they are (None: not known
+# yet).
+_routes: dict[Any, tuple[tuple[Any, ...], bool, bool | None] | None] = {}
 plans.on_clear(_routes.clear)
 
 
@@ -87,22 +88,21 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
                 groups,
                 dilation,
             ]
-            if route is None or (
-                not route[1]
-                and _is_grad_enabled()
-                and (
-                    input.requires_grad
-                    or weight.requires_grad
-                    or (bias is not None and bias.requires_grad)
-                )
-            ):
+            served: bool | None = False
+            if route is not None:
+                served = route[1]
+                if served is not route[2] and records_gradient(input, weight, bias):
+                    served = route[2]
+            if served is False:
                 if not (weight.is_meta or (bias is not None and bias.is_meta)):
                     return aten(
                         input, weight, bias, stride, padding, output_padding, groups, dilation
                     )
             # 1.0 and True find the entry of 1, and the operator would not see the difference.
             elif (
-                type(groups) is int
+                served
+                and route is not None
+                and type(groups) is int
                 and type(stride) in _SPELLINGS
                 and type(padding) in _SPELLINGS
                 and type(output_padding) in _SPELLINGS
@@ -192,9 +192,14 @@ def _long_way(
         return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
     check_call(ndim, input, weight, bias, *rest)
     plan = ops.planned(ndim, input, weight, bias, *rest)
+    recording = records_gradient(*tensors)
     native = plan is not None and plan.kernel != "aten" and ops.serve(input.device.type)
+    route: tuple[tuple[Any, ...], bool, bool | None] | None
     if plan is not None and native:
-        route = _shortest(ndim, rest), plan.chosen.microseconds >= WORTH_RECORDING_US
+        route = _shortest(ndim, rest), True, plan.chosen.microseconds >= WORTH_RECORDING_US
+    elif plan is not None and plan.hardware.kind == "cuda":
+        recorded = _gradients_served(plan, tensors) if recording else None
+        route = _shortest(ndim, rest), False, recorded
     else:
         route = None
     if len(_routes) >= MOST_ROUTES:
@@ -202,10 +207,18 @@ def _long_way(
     with suppress(TypeError):  # a list among the parameters, or sizes that are symbols
         key = (input.shape, weight.shape, input.dtype, input.is_cuda, *parameters)
         _routes[key] = route
-    recorded_by_aten = route is not None and not route[1] and records_gradient(*tensors)
-    if plan is None or (native and not recorded_by_aten):
+    if plan is None or (route is not None and route[2 if recording else 1]):
         return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
     return aten(*tensors, *parameters)
+
+
+def _gradients_served(plan: Plan, tensors: tuple[Any, ...]) -> bool:
+    """Is a layer whose forward pass is PyTorch's worth recording for the sake of its gradients?"""
+    asked = zip(tensors, ("grad_input", "grad_weight"), strict=False)
+    directions = [direction for tensor, direction in asked if tensor.requires_grad]
+    answers = [plans.gradient_plan(plan, direction) for direction in directions]
+    ours = [answer.chosen.microseconds for answer in answers if answer.kernel != "aten"]
+    return sum(ours) >= WORTH_RECORDING_US and ops.serve(plan.hardware.kind)
 
 
 def _shortest(ndim: int, rest: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -211,6 +212,13 @@ def plan_of(key: Sequence[int]) -> Plan | None:
     kind, index, threads = DEVICE_KINDS[key[0]], key[1], key[KEY_HEADER.index("threads")]
     machine = cuda_hardware(index) if kind == "cuda" else cpu_hardware(threads)
     return make_plan(problem, machine, _forced[-1] if _forced else env.settings().force_kernel)
+
+
+def gradient_plan(forward: Plan, direction: str) -> Plan:
+    """The plan of a gradient of the same layer."""
+    problem = replace(forward.problem, direction=direction, bias=False)
+    forced = _forced[-1] if _forced else env.settings().force_kernel
+    return make_plan(problem, forward.hardware, forced)
 
 
 def record(key: Sequence[int]) -> list[int]:

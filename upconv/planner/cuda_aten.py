@@ -56,6 +56,29 @@ GROUPED_GRADIENT_TERAFLOPS = {"float32": 6.5, "small": 15.0}
 over 2 layers."""
 
 
+GROUPED_INPUT_TERAFLOPS = {"float32": 10.0, "small": 8.0, "three dimensions": 2.0}
+"""The input's gradient with at most 16 channels a group: 5.7 to 9.8 and 5.2 to 7.8 over 2 layers,
+1.8 to 1.9 over one in three dimensions. Depthwise layers have kernels of their own."""
+FEW_INPUT_TERAFLOPS = {"float32": (3.5, 25.0), "small": (8.0, 12.0)}
+"""The input's gradient with fewer than FEW_CHANNELS input channels, and with fewer output channels:
+2.8 and 12 to 22 over 3 layers, 6.3 and 4.7 to 11 with 16-bit types."""
+
+
+def slow_input_gradient(problem: Problem) -> float:
+    """Microseconds of layers whose input gradient cuDNN's fast kernels do not serve; else 0."""
+    kind = "float32" if problem.dtype == "float32" else "small"
+    channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
+    if problem.dtype == "float64" or max(channels) == 1:
+        return 0.0
+    if problem.groups > 1 and max(channels) <= 16:
+        rate = GROUPED_INPUT_TERAFLOPS["three dimensions" if problem.ndim == 3 else kind]
+    elif problem.groups == 1 and min(channels) < FEW_CHANNELS:
+        rate = FEW_INPUT_TERAFLOPS[kind][0 if channels[0] < FEW_CHANNELS else 1]
+    else:
+        return 0.0
+    return problem.flops / rate / 1e6
+
+
 def gradient_microseconds(problem: Problem) -> float:
     arithmetic, memory = _least(problem)
     kind = "float32" if problem.dtype == "float32" else "small"
@@ -65,7 +88,7 @@ def gradient_microseconds(problem: Problem) -> float:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
     share = GRADIENT[problem.direction][kind][0 if overlap else 1]
     copies = GRADIENT_TRAFFIC[problem.direction] * memory
-    slow = 0.0
+    slow = slow_input_gradient(problem) if problem.direction == "grad_input" else 0.0
     if problem.direction == "grad_weight":
         channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
         waste = prod(-(-c // GRADIENT_TILE) * GRADIENT_TILE / c for c in channels)

@@ -20,6 +20,8 @@ KERNEL = "direct_fprop"
 TYPES = ("float32", "float64", "bfloat16", "float16")
 """In the order of the numbers that the kernel knows them by."""
 OLDEST = (8, 0)
+FEW = 8
+"""Channels a group from which the input's gradient is left to others without a closer look."""
 MAX_KINDS = 128
 MAX_FIRSTS = 256
 MAX_OFFSETS = 512
@@ -45,6 +47,9 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     planes = max(prod(problem.in_size), prod(problem.out_size))
     if largest >= NOWHERE or planes >= 1 << 31:
         return "one channel of one image has 2^31 elements or more"
+    least = min(problem.in_channels, problem.out_channels) // problem.groups
+    if problem.direction == "grad_input" and least >= FEW and problem.dtype != "float64":
+        return f"{least} channels a group: gradients of {FEW} and more are for the tensor cores"
     weights = problem.in_channels * problem.out_channels // problem.groups * prod(problem.kernel)
     if weights >= 1 << 31:
         return "the weight has 2^31 elements or more"

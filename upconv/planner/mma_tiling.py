@@ -26,8 +26,9 @@ MAX_WARPS = 8
 WARPS_M = (8, 4, 2, 1)
 STAGE_BYTES = (16384, 8192)
 """Weights of one stage, for one warp along the columns; twice that for more."""
-SLOT_INSTRUCTIONS = {4: {4: 17, 2: 21, 1: 29}, 2: {4: 15, 2: 23, 1: 39}}
-"""To bring one slot, by bytes of an element and pixels that are read at a time."""
+SLOT_COST = {4: {4: 17, 2: 19, 1: 22}, 2: {4: 15, 2: 39, 1: 60}}
+"""To bring one slot, by bytes of an element and pixels that are read at a time: 2.45 cycles of a
+block of 4 warps by 4 pixels of float32, 3.2 one by one; 2.26 by 4 pixels of bfloat16, 5.9 by 2."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -120,9 +121,8 @@ class Tiling:
         positions_at = offsets_at + self.box.fills * 4
         steps_at = up(positions_at + self.box.fills * 2, 8)
         stages_at = steps_at + steps * 8
-        barriers_at = stages_at + MAX_STAGES * 8
-        bias_at = barriers_at + DEPTH * 8
-        main = bias_at + self.layout.chunk * 4
+        barriers_at = stages_at + min(steps, MAX_STAGES) * 8  # a stage has a step or more
+        main = barriers_at + DEPTH * 8
         staged = max(len(kind.rows) if kind.phases else 0 for kind in self.layout.kinds)
         # Rows without taps take 16 bytes of bias for each channel.
         line = max(staged * self.channel_pitch * self.work.element_bytes, 16)
@@ -136,10 +136,10 @@ class Tiling:
             "steps_at": steps_at,
             "stages_at": stages_at,
             "barriers_at": barriers_at,
-            "bias_at": bias_at,
             "rows_at": rows_at,
             "phases_at": phases_at,
-            "shared_bytes": phases_at + 4 * phases,
+            "bias_at": phases_at + 4 * phases,
+            "shared_bytes": phases_at + 4 * phases + 4 * self.layout.chunk,
         }
 
     def fields(self) -> dict[str, int]:
@@ -253,7 +253,7 @@ def make_box(work: Work, size: tuple[int, int, int, int]) -> Box:
     steps = 0 if width >= lattice_x.count else width * lattice_x.in_step
     every = [c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0]
     widths = {c: up(fill[2] + shift[2] % c, c) for c in every}
-    copy = min(every, key=lambda c: widths[c] * SLOT_INSTRUCTIONS[work.element_bytes][c])
+    copy = min(every, key=lambda c: widths[c] * SLOT_COST[work.element_bytes][c])
     fill[2] = widths[copy]
     shift[2] -= shift[2] % copy
     lane = -(-fill[2] // lattice_x.in_step)
@@ -386,13 +386,13 @@ def block_work(
     warps = warps_m * layout.warps_n
     times = 3 if work.operand == SPLIT else 1
     products = each * total.tiles * warps_m * times
-    instructions = SLOT_INSTRUCTIONS[work.element_bytes]
+    slot_cost = SLOT_COST[work.element_bytes][box.copy]
     return BlockWork(
         products=products,
         mixed=each * total.mixed * warps_m * times,
         split=products if work.operand == SPLIT else 0.0,
         pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
-        filled=each * total.filling * depth * box.fills * instructions[box.copy],
+        filled=each * total.filling * depth * box.fills * slot_cost,
         stages=(each * total.stages + 1) * warps,
         stored=outputs * work.element_bytes,
         runs=outputs / (box.size[3] * span),

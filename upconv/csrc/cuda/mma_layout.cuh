@@ -129,7 +129,7 @@ constexpr int kMmaTileBytes = 32 * 4 * Operand::kWords;  // weights of 8 columns
 // --- Shared memory ---------------------------------------------------------------------------
 
 // Main loop: [tile, twice where there are several slices][weight ring][tables]. Epilogue, over the
-// same bytes: [staging][table of output rows]. Behind both: [phases].
+// same bytes: [staging][table of output rows]. Behind both: [phases][bias].
 struct MmaShared {
   unsigned char* memory;
   uint32_t tile, ring, steps, stages, barriers;

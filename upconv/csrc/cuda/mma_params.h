@@ -66,10 +66,10 @@ constexpr int kMmaChunkWords = 16;  // registers of a thread for input on its wa
   X(positions_at) /* table of their slots, */                                                \
   X(steps_at)     /* steps of the kind, */                                                   \
   X(stages_at)    /* its stages, */                                                          \
-  X(barriers_at)  /* one barrier for each place of the ring, */                              \
-  X(bias_at)      /* bias of the chunk's channels; */                                        \
+  X(barriers_at)  /* one barrier for each place of the ring; */                              \
   X(rows_at)      /* table of output rows, after the staging memory; */                      \
-  X(phases_at)    /* where the kind's phases begin in the staging memory, after it all */    \
+  X(phases_at)    /* after it all: where the kind's phases begin in the staging memory, */   \
+  X(bias_at)      /* bias of the chunk's channels */                                         \
   X(shared_bytes)                                                                            \
   X(chunk) /* output channels of one block */                                                \
   X(chunks)                                                                                  \

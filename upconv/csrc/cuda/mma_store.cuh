@@ -84,7 +84,7 @@ struct MmaStore {
     for (int r = kind.row_begin; r < kind.row_end; ++r) {
       for (int c = threadIdx.x / 32; c < channels; c += blockDim.x / 32) {
         Element* to = staging + p.row[r].base + c * p.channel_pitch;
-        const Element value = Operand::from_float(bias(c));
+        const Element value = Operand::from_float(shared.bias[c]);
         for (int i = threadIdx.x % 32; i < tile_rows * p.segment; i += 32) to[i] = value;
       }
     }
