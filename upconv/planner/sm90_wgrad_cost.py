@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -70,19 +70,19 @@ class ChunkWork:
     spare: bool
     """Does the ring have a slot to spare?"""
 
-    @property
+    @cached_property
     def producers(self) -> float:
         return self._sum(PRODUCER_CYCLES) + WAIT_CYCLES * self.waits
 
-    @property
+    @cached_property
     def consumers(self) -> float:
         return max(self._sum(CONSUMER_CYCLES), self.tensor)
 
     def _sum(self, cycles: dict[str, float]) -> float:
-        counts = {**vars(self), "chunk": 1.0}
-        return sum(cost * float(counts[name]) for name, cost in cycles.items())
+        every = cycles.get("chunk", 0.0)
+        return every + sum(cost * getattr(self, n) for n, cost in cycles.items() if n != "chunk")
 
-    @property
+    @cached_property
     def cycles(self) -> float:
         fast, slow = sorted((self.producers, self.consumers))
         return slow + SHADOW[self.spare] * fast
@@ -133,11 +133,11 @@ class Blocks:
     extra_rows: Sequence[int]
     multiprocessors: int
 
-    @property
+    @cached_property
     def channel_blocks(self) -> int:
         return -(-self.problem.in_channels // self.form.n)
 
-    @property
+    @cached_property
     def strips(self) -> int:
         images = self.problem.batch * self.problem.in_size[0]
         return -(-images // self.chunk.images) * -(-self.problem.in_size[2] // self.chunk.segment)
@@ -146,7 +146,7 @@ class Blocks:
         height, extra = self.problem.in_size[1], self.extra_rows[job]
         return chunk_count(self.strips, height, extra, workers) * self.work[job].cycles
 
-    @property
+    @cached_property
     def memory_cycles(self) -> float:
         return self.problem.bytes / DRAM_BYTES / self.multiprocessors
 
