@@ -79,8 +79,10 @@ class ChunkWork:
         return max(self._sum(CONSUMER_CYCLES), self.tensor)
 
     def _sum(self, cycles: dict[str, float]) -> float:
-        every = cycles.get("chunk", 0.0)
-        return every + sum(cost * getattr(self, n) for n, cost in cycles.items() if n != "chunk")
+        total = cycles.get("chunk", 0.0)
+        for name, cost in cycles.items():
+            total += 0.0 if name == "chunk" else cost * float(getattr(self, name))
+        return total
 
     @cached_property
     def cycles(self) -> float:
