@@ -3,8 +3,7 @@
     python benchmarks/fit_wgrad.py [RESULTS.jsonl]
 
 A line of the file is one plan of one case: the form (consumers, n, groups, run, pairs), the chunk
-(segment to lag), how many chunks a block went through, and three times in milliseconds: the whole
-kernel, without its copies, and without its products. The constants belong into
+(boxes to lag), the blocks of each job, and the milliseconds that it took. The constants belong into
 upconv/planner/sm90_wgrad_cost.py.
 """
 
@@ -12,16 +11,17 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from upconv.cases import CASES
+from upconv.planner import H200
+from upconv.planner import sm90_wgrad_cost as cost
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import Chunk, chunk_work, flat, jobs_of
-from upconv.planner.sm90_wgrad_cost import CONSUMER_CYCLES, PRODUCER_CYCLES, ChunkWork
+from upconv.planner.sm90_wgrad import Chunk, blocks_of, flat, jobs_of
 from upconv.planner.sm90_wgrad_jobs import Form
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-wgrad-2026-11-15.jsonl"
@@ -31,56 +31,88 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def work_of(row: dict[str, Any]) -> list[ChunkWork]:
-    """The work of one chunk, for every job of a measured plan."""
+def blocks(row: dict[str, Any]) -> cost.Blocks:
+    """The blocks of a measured plan."""
     case = next(case for case in CASES if case.name == row["case"])
-    problem = flat(case.problem(dtype=row["dtype"], tf32=True))
+    problem = flat(replace(case.problem(dtype=row["dtype"], tf32=True), direction="grad_weight"))
     form = Form(*(row[field.name] for field in fields(Form)))
     chunk = Chunk(*(row[field.name] for field in fields(Chunk)))
-    return [chunk_work(problem, form, job, chunk) for job in jobs_of(problem, form)]
+    return blocks_of(problem, form, jobs_of(problem, form, chunk.boxes), chunk, H200)
 
 
-def solve(table: np.ndarray, measured: np.ndarray) -> np.ndarray:
-    """Relative least squares."""
-    relative = table / measured[:, None]
-    return np.linalg.lstsq(relative, np.ones(len(measured)), rcond=None)[0]
+class Table:
+    """What the cost rule sees of every plan: one line for each job of it."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        works = [(row, blocks(row)) for row in rows]
+        works = [(row, each) for row, each in works if not any(w.waits for w in each.work)]
+        self.measured = np.array([row["ms"] * 1e3 for row, _ in works])
+        self.besides = np.array([each.besides(row["workers"]) for row, each in works])
+        self.memory = np.array([each.memory_cycles for _, each in works])
+        jobs = [
+            (plan, each, job, each.rounds(row["workers"]) * each.cycles(job, workers))
+            for plan, (row, each) in enumerate(works)
+            for job, workers in enumerate(row["workers"])
+        ]
+        self.plan = np.array([plan for plan, _, _, _ in jobs])
+        self.count = np.array([cycles / each.work[j].cycles for _, each, j, cycles in jobs])
+
+        def counts(names: list[str]) -> np.ndarray:
+            return np.array(
+                [[float({**vars(e.work[j]), "chunk": 1}[n]) for n in names] for _, e, j, _ in jobs]
+            )
+
+        self.producers = counts(list(cost.PRODUCER_CYCLES))
+        self.consumers = counts(list(cost.CONSUMER_CYCLES))
+        self.tensor = np.array([each.work[j].tensor for _, each, j, _ in jobs])
+        self.spare = np.array([each.work[j].spare for _, each, j, _ in jobs])
+
+    def predicted(self, constants: np.ndarray) -> np.ndarray:
+        """Microseconds of every plan: the producers' constants, the consumers', the shadow."""
+        first, second = len(cost.PRODUCER_CYCLES), len(cost.CONSUMER_CYCLES)
+        producers = self.producers @ constants[:first]
+        consumers = np.maximum(self.consumers @ constants[first : first + second], self.tensor)
+        shadow = np.where(self.spare, constants[-1], cost.SHADOW[False])
+        cycles = np.maximum(producers, consumers) + shadow * np.minimum(producers, consumers)
+        slowest = np.zeros(len(self.measured))
+        np.maximum.at(slowest, self.plan, cycles * self.count)
+        return np.maximum(slowest, self.memory) / CLOCK_MHZ + self.besides
 
 
-def fitted(rows: list[dict[str, Any]]) -> tuple[dict[str, float], dict[str, float], float]:
-    """Constants of producers and consumers, and the spread of predicted over measured wholes.
+def known() -> np.ndarray:
+    cycles = [*cost.PRODUCER_CYCLES.values(), *cost.CONSUMER_CYCLES.values()]
+    return np.array([*cycles, cost.SHADOW[True]])
 
+
+def fitted(rows: list[dict[str, Any]], steps: int = 60) -> tuple[np.ndarray, float]:
+    """Constants with the least squared logarithm of predicted over measured, and its deviation.
+
+    Levenberg's method from the planner's constants on; logarithms of constants keep them positive.
     Plans that copy element by element are left out: the latency of memory hides all else.
     """
-    works = [(row, work_of(row)) for row in rows]
-    works = [(row, work) for row, work in works if not any(each.waits for each in work)]
-    constants = []
-    for known, column in (
-        (PRODUCER_CYCLES, "without_products"),
-        (CONSUMER_CYCLES, "without_copies"),
-    ):
-        names = [name for name in known if name != "chunk"]
-        table = [
-            [np.mean([getattr(each, name) for each in work]) for name in names] + [1.0]
-            for _, work in works
-        ]
-        measured = [row[column] * 1e3 * CLOCK_MHZ / row["chunks"] for row, _ in works]
-        solution = solve(np.array(table), np.array(measured))
-        constants.append(dict(zip([*names, "chunk"], map(float, solution), strict=True)))
-    ratios = [
-        np.mean([each.cycles for each in work]) * row["chunks"] / (row["ms"] * 1e3 * CLOCK_MHZ)
-        for row, work in works
-    ]
-    return constants[0], constants[1], float(np.std(ratios))
+    table = Table(rows)
+    logs, damping = np.log(known()), 1.0
+
+    def errors(at: np.ndarray) -> np.ndarray:
+        return np.log(table.predicted(np.exp(at)) / table.measured)
+
+    best = errors(logs)
+    for _ in range(steps):
+        slopes = np.stack(
+            [(errors(logs + 1e-4 * unit) - best) / 1e-4 for unit in np.eye(len(logs))], axis=1
+        )
+        step = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(logs)), -slopes.T @ best)
+        tried = errors(logs + np.clip(step, -1, 1))
+        if tried @ tried < best @ best:
+            logs, best, damping = logs + np.clip(step, -1, 1), tried, damping / 3
+        else:
+            damping = min(damping * 4, 1e6)
+    return np.exp(logs), float(np.std(best))
 
 
 if __name__ == "__main__":
-    rows = read(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED)
-    producers, consumers, spread = fitted(rows)
-    for title, found, known in (
-        ("producers", producers, PRODUCER_CYCLES),
-        ("consumers", consumers, CONSUMER_CYCLES),
-    ):
-        print(title, {name: (round(value, 4), known[name]) for name, value in found.items()})
-    print(
-        f"standard deviation of predicted over measured, with the planner's constants: {spread:.3f}"
-    )
+    found, spread = fitted(read(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED))
+    names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "shadow with a slot to spare"]
+    for name, value, before in zip(names, found, known(), strict=True):
+        print(f"{name:30} {value:10.4g}   (planner: {before:.4g})")
+    print(f"standard deviation of predicted over measured: {spread:.3f}")

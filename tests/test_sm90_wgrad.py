@@ -18,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wgrad_references import any_plan, expected, problems
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_cost
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
 from upconv.planner.sm90_wgrad import FIXED_BYTES
 from upconv.planner.sm90_wgrad_jobs import FORMS, Form
 
@@ -42,10 +42,13 @@ def check_emulated(problem: Problem, params: tuple[int, ...]) -> None:
     np.testing.assert_allclose(gw, wanted, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(problems(), st.sampled_from([1, 8, 132]))
 def test_the_emulated_kernel_computes_the_gradient(problem: Problem, sms: int) -> None:
-    check_emulated(problem, candidate(problem, sms).params)
+    answer = sm90_wgrad.consider(problem, replace(H200, multiprocessors=sms))
+    assume(isinstance(answer, Candidate))
+    assert isinstance(answer, Candidate)
+    check_emulated(problem, answer.params)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -140,10 +143,9 @@ def fit_script() -> dict[str, Any]:
 
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     namespace = fit_script()
-    producers, consumers, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
-    assert producers == pytest.approx(sm90_wgrad_cost.PRODUCER_CYCLES, rel=0.01)
-    assert consumers == pytest.approx(sm90_wgrad_cost.CONSUMER_CYCLES, rel=0.01)
-    assert spread < 0.15
+    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    np.testing.assert_allclose(constants, namespace["known"](), rtol=0.01)
+    assert spread < 0.12
 
 
 def test_the_plans_chosen_are_among_the_fast_ones_measured() -> None:
@@ -152,14 +154,25 @@ def test_the_plans_chosen_are_among_the_fast_ones_measured() -> None:
     losses = []
     rows = namespace["read"](namespace["MEASURED"])
 
-    def expected(row: dict[str, Any]) -> float:
-        return row["chunks"] * max(work.cycles for work in namespace["work_of"](row))
+    def expected_time(row: dict[str, Any]) -> float:
+        return float(namespace["blocks"](row).split(tuple(row["workers"])).microseconds)
 
     for _, group in groupby(rows, key=lambda row: (row["case"], row["dtype"])):
         measured = list(group)
-        chosen = min(measured, key=expected)
+        chosen = min(measured, key=expected_time)
         losses.append(chosen["ms"] / min(row["ms"] for row in measured))
-    assert np.exp(np.mean(np.log(losses))) < 1.06, losses
+    assert np.exp(np.mean(np.log(losses))) < 1.05, losses
+
+
+def test_jobs_with_fewer_taps_have_fewer_blocks() -> None:
+    """Five taps in runs of three: two thirds of the work for the second job of each block."""
+    problem = Problem.of(64, 64, 128, (128, 256), (3, 5), tf32=True, direction="grad_weight")
+    plan = emulator.Plan(candidate(problem).params)
+    taps = [sum(run["count"] for warps in job["run"] for run in warps) for job in plan.jobs]
+    workers = [job["workers"] for job in plan.jobs]
+    assert max(taps) > min(taps)
+    assert [w == max(workers) for w in workers] == [t == max(taps) for t in taps]
+    assert sum(workers) * plan.channel_blocks <= 132
 
 
 def test_the_generated_file_is_what_the_generator_writes() -> None:

@@ -120,7 +120,7 @@ def check_copy(plan: Plan, i: int, point: int, x: int) -> None:
 def fill_plane(
     plan: Plan, gy: np.ndarray, job: dict, index: int, where: tuple[int, int, int]
 ) -> tuple[int, np.ndarray]:
-    """Where the plane begins, and [point, phase of a point]: the second phase only for 16-bit pairs.
+    """Where the plane begins, and [point, phase of a point]: 16-bit pairs have two phases.
 
     Channels are `pitch` points apart.
     """

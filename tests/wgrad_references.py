@@ -45,6 +45,7 @@ def any_plan(problem: Problem, multiprocessors: int, rng: Random) -> tuple[int, 
     """A plan that the planner may choose, not the cheapest alone: every kind is as likely."""
     deep = sm90_wgrad.flat(problem)
     plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
+    assume(plans)
     kinds = [(str(form), chunk.boxes, chunk.flat) for form, _, chunk, _ in plans]
     kind = rng.choice(sorted(set(kinds)))
     plan = rng.choice([plan for plan, each in zip(plans, kinds, strict=True) if each == kind])

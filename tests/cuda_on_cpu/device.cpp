@@ -62,17 +62,6 @@ void meet(int first, int threads) {
   while (met == round) next_fiber();
 }
 
-// Threads that arrive and threads that wait count alike.
-void named_barrier(int id, int threads, bool wait) {
-  auto& [arrived, met] = meetings[-1 - id];
-  const int round = met;
-  if (++arrived == threads) {
-    arrived = 0;
-    ++met;
-  }
-  while (wait && met == round) next_fiber();
-}
-
 // Two answers are kept: a thread may be one question ahead of the others, not two.
 bool warp_agrees(bool mine) {
   static std::map<unsigned, bool> answers;

@@ -35,7 +35,6 @@ extern dim3 blockDim, gridDim;
 void next_fiber();                  // lets the others go on
 void meet(int first, int threads);  // waits for all threads of a warp or block
 bool warp_agrees(bool mine);        // one answer for all threads of a warp
-void named_barrier(int id, int threads, bool wait);
 void fail(const char* why);
 
 inline void __syncwarp() { meet(static_cast<int>(threadIdx.x) / 32 * 32, 32); }

@@ -22,7 +22,7 @@ from .problem import Hardware, Problem
 from .sm90 import legality
 from .sm90_area import up
 from .sm90_tiling import OPERANDS
-from .sm90_wgrad_cost import ChunkWork, Split, splits
+from .sm90_wgrad_cost import Blocks, ChunkWork, Split
 from .sm90_wgrad_jobs import ROWS, WARP_ROWS, WARPS, Form, Job, forms, jobs, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
@@ -170,9 +170,8 @@ def chunks(
         lag = min(max(stages - extra - 2, 1), 3)
         if stages < lag + extra + 1:
             continue
-        sizes = (segment, images, filled, segment_pitch, pitch, rows)
-        sizes += (input_bytes, plane_bytes, stage, stages, lag)
-        yield Chunk(boxes, flat, *sizes)
+        layout = (segment, images, filled, segment_pitch, pitch, rows)
+        yield Chunk(boxes, flat, *layout, input_bytes, plane_bytes, stage, stages, lag)
 
 
 def passes(channels: int, row: int, beside: int = 1) -> int:
@@ -191,7 +190,8 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     per_copy = points_of_copy(problem, form)
     strip = chunk.segment * form.spread
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
-    if chunk.boxes:
+    boxes = len(planes) * chunk.images if chunk.boxes else 0
+    if boxes:
         parts_of_row = []
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
@@ -222,7 +222,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         rounded=words if squares or not small else 0,
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
-        crowded=copies + brought if form.crowded else 0,
+        boxes=boxes,
         waits=(copies if copy == 2 else 0) + (brought if copy_input == 2 else 0),
         spare=chunk.stages > job.extra_rows + 1 + chunk.lag,
     )
@@ -288,12 +288,17 @@ def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[J
         job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:
             continue
-        blocks = -(-problem.in_channels // form.n)
         for chunk in chunks(problem, form, job_list, boxes, hardware):
-            work = [chunk_work(problem, form, job, chunk) for job in job_list]
-            extra = [job.extra_rows for job in job_list]
-            for split in splits(problem, chunk, work, extra, blocks, form, hardware):
+            for split in blocks_of(problem, form, job_list, chunk, hardware).splits():
                 yield form, job_list, chunk, split
+
+
+def blocks_of(
+    problem: Problem, form: Form, job_list: list[Job], chunk: Chunk, hardware: Hardware
+) -> Blocks:
+    work = [chunk_work(problem, form, job, chunk) for job in job_list]
+    extra = [job.extra_rows for job in job_list]
+    return Blocks(problem, form, chunk, work, extra, hardware.multiprocessors)
 
 
 def fields(
@@ -369,8 +374,8 @@ def job_record(job: Job, workers: int) -> list[int]:
     nothing = [0] * 8
     slots = [nothing] * MAX_RUNS * WARPS
     for c, products in enumerate(job.consumers):
-        for g, product in enumerate(products):
-            for warp, (channel, run) in enumerate(product):
+        for g, shares in enumerate(products):
+            for warp, (channel, run) in enumerate(shares):
                 place = job.place(planes, channel, run)
                 assert place is not None
                 skew = place[1] % form.vector

@@ -1,22 +1,20 @@
 """What the Hopper kernel for the weight's gradient costs, and how its work is split over blocks.
 
 The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200
-(`benchmarks/results/h200-wgrad-2026-11-15.jsonl`): each was timed whole, without its copies and
-without its products, which gives the two sides of the ring by themselves. The two overlap only in
-part, because they share the port of the shared memory: of the faster side a third is felt, and
-three quarters of it where the ring has no slot to spare. The standard deviation of the whole is
-13 %.
+(`benchmarks/results/h200-wgrad-2026-11-15.jsonl`). Producers and consumers overlap only in part,
+because they share the port of the shared memory: of the faster side two fifths are felt, and all of
+it where the ring has no slot to spare. The standard deviation of the whole is 11 %.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING
 
-from .problem import Hardware, Problem
+from .problem import Problem
 from .sm90_cost import CLOCK_MHZ, DRAM_BYTES
 
 if TYPE_CHECKING:
@@ -24,25 +22,19 @@ if TYPE_CHECKING:
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
-    "copies": 17.17,
-    "rounded": 39.4,
-    "read": 0.0284,
-    "places": 203.9,
-    "starts": 770.2,
-    "crowded": 49.8,
-    "chunk": 406.9,
+    "copies": 32.67,
+    "rounded": 45.64,
+    "read": 0.01835,
+    "places": 44.65,
+    "boxes": 59.75,
+    "starts": 881.4,
+    "chunk": 588.5,
 }
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
-CONSUMER_CYCLES = {
-    "tensor": 0.5952,
-    "batches": 239.4,
-    "windows": 0.00415,
-    "rounded": 68.9,
-    "chunk": 551.9,
-}
+CONSUMER_CYCLES = {"tensor": 0.9082, "batches": 309.2, "windows": 0.003846, "rounded": 20.94}
 WAIT_CYCLES = 300.0
 """A pass of element loads through registers, four on their way at a time (160 to 380 measured)."""
-SHADOW = {False: 0.77, True: 0.3}
+SHADOW = {False: 1.0, True: 0.3914}
 """Share of the faster side that is felt, without and with a slot to spare."""
 LAUNCH_MICROSECONDS = 12.0
 """Two launches, the first chunk, the last store."""
@@ -69,28 +61,30 @@ class ChunkWork:
     """Words that a producer thread rounds."""
     places: float
     """Parts of planes for which a producer thread computes addresses."""
+    boxes: float
+    """Boxes that the TMA brings."""
     starts: float
     """1 where every chunk is a unit of work of its own."""
-    crowded: float
-    """Copies of a producer thread that has too few registers."""
     waits: float
     """Element loads of a producer thread."""
     spare: bool
     """Does the ring have a slot to spare?"""
 
-    @property
+    @cached_property
     def producers(self) -> float:
         return self._sum(PRODUCER_CYCLES) + WAIT_CYCLES * self.waits
 
-    @property
+    @cached_property
     def consumers(self) -> float:
         return max(self._sum(CONSUMER_CYCLES), self.tensor)
 
     def _sum(self, cycles: dict[str, float]) -> float:
-        counts = {**vars(self), "chunk": 1.0}
-        return sum(cost * float(counts[name]) for name, cost in cycles.items())
+        total = cycles.get("chunk", 0.0)
+        for name, cost in cycles.items():
+            total += 0.0 if name == "chunk" else cost * float(getattr(self, name))
+        return total
 
-    @property
+    @cached_property
     def cycles(self) -> float:
         fast, slow = sorted((self.producers, self.consumers))
         return slow + SHADOW[self.spare] * fast
@@ -130,40 +124,60 @@ def share_out(blocks: int, most: int, times: Sequence[Callable[[int], float]]) -
     return tuple(workers)
 
 
-def splits(
-    problem: Problem,
-    chunk: Chunk,
-    work: Sequence[ChunkWork],
-    extra_rows: Sequence[int],
-    channel_blocks: int,
-    form: Form,
-    hardware: Hardware,
-) -> Iterator[Split]:
-    """Ways to give rows of strips of images to workers, with their expected times."""
-    depth, height, width = problem.in_size
-    strips = -(-problem.batch * depth // chunk.images) * -(-width // chunk.segment)
-    cycles = [each.cycles for each in work]
-    memory = problem.bytes / DRAM_BYTES / hardware.multiprocessors
-    block_bytes = form.consumers * form.sums * 128 * 4
-    weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
+@dataclass(frozen=True)
+class Blocks:
+    """The jobs of a plan, and what is known of them before their pixels are shared out."""
 
-    def time(job: int, workers: int) -> float:
-        return chunk_count(strips, height, extra_rows[job], workers) * cycles[job]
+    problem: Problem
+    form: Form
+    chunk: Chunk
+    work: Sequence[ChunkWork]
+    extra_rows: Sequence[int]
+    multiprocessors: int
 
-    every = [partial(time, job) for job in range(len(work))]
-    for waves in (1, 2, 3):
-        there = hardware.multiprocessors * waves // channel_blocks
-        workers = share_out(max(there, len(work)), strips * height, every)
-        blocks = sum(workers) * channel_blocks
-        if len(work) < sum(workers) and blocks * block_bytes > MAX_WORKSPACE:
-            continue
-        slowest = max(range(len(work)), key=lambda job: time(job, workers[job]))
-        rounds = -(-blocks // hardware.multiprocessors)
-        total = max(rounds * time(slowest, workers[slowest]), memory)
-        added = (2 * blocks * block_bytes + 32 * weights) / ADD_BYTES
-        yield Split(
-            workers,
-            blocks * block_bytes,
-            total / CLOCK_MHZ + added + LAUNCH_MICROSECONDS,
-            work[slowest].bound if total > memory else "memory",
-        )
+    @cached_property
+    def channel_blocks(self) -> int:
+        return -(-self.problem.in_channels // self.form.n)
+
+    @cached_property
+    def strips(self) -> int:
+        images = self.problem.batch * self.problem.in_size[0]
+        return -(-images // self.chunk.images) * -(-self.problem.in_size[2] // self.chunk.segment)
+
+    def cycles(self, job: int, workers: int) -> float:
+        height, extra = self.problem.in_size[1], self.extra_rows[job]
+        return chunk_count(self.strips, height, extra, workers) * self.work[job].cycles
+
+    @cached_property
+    def memory_cycles(self) -> float:
+        return self.problem.bytes / DRAM_BYTES / self.multiprocessors
+
+    def rounds(self, workers: Sequence[int]) -> int:
+        return -(-sum(workers) * self.channel_blocks // self.multiprocessors)
+
+    def workspace(self, workers: Sequence[int]) -> int:
+        sums = self.form.consumers * self.form.sums * 128
+        return sum(workers) * self.channel_blocks * sums * 4
+
+    def besides(self, workers: Sequence[int]) -> float:
+        """Microseconds for launches and for adding up."""
+        weights = self.problem.in_channels * self.problem.out_channels * prod(self.problem.kernel)
+        return LAUNCH_MICROSECONDS + (2 * self.workspace(workers) + 32 * weights) / ADD_BYTES
+
+    def split(self, workers: tuple[int, ...]) -> Split:
+        """The expected time with so many blocks for each job."""
+        slowest = max(range(len(workers)), key=lambda job: self.cycles(job, workers[job]))
+        cycles = self.rounds(workers) * self.cycles(slowest, workers[slowest])
+        total = max(cycles, self.memory_cycles)
+        bound = self.work[slowest].bound if total == cycles else "memory"
+        microseconds = total / CLOCK_MHZ + self.besides(workers)
+        return Split(workers, self.workspace(workers), microseconds, bound)
+
+    def splits(self) -> Iterator[Split]:
+        """Ways to give rows of strips of images to workers."""
+        times = [partial(self.cycles, job) for job in range(len(self.work))]
+        for waves in (1, 2, 3):
+            blocks = max(self.multiprocessors * waves // self.channel_blocks, len(self.work))
+            split = self.split(share_out(blocks, self.strips * self.problem.in_size[1], times))
+            if split.workspace <= MAX_WORKSPACE or sum(split.workers) == len(self.work):
+                yield split

@@ -87,11 +87,6 @@ class Form:
         return 2 + (run.shift_x * self.stride + run.phase_x) % 2
 
     @property
-    def crowded(self) -> bool:
-        """Are the producers left with 56 registers? They keep some of their values in memory."""
-        return self.consumers == 3 and self.groups * self.run * self.n > 144
-
-    @property
     def sums(self) -> int:
         """Accumulators of a thread."""
         return self.groups * self.run * self.n // 2

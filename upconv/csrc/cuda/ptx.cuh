@@ -78,14 +78,6 @@ __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-// Two warpgroups on named barrier `id`: one waits until the other has arrived.
-__device__ __forceinline__ void pair_wait(int id) {
-  asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory");
-}
-__device__ __forceinline__ void pair_arrive(int id) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory");
-}
-
 // --- memory ----------------------------------------------------------------------------------
 
 // Bulk copy global -> shared, completing on a barrier; 16-byte aligned on both sides.

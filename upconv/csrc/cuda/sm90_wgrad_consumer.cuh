@@ -212,9 +212,6 @@ struct Consumer {
   static constexpr int kVector = Layout::vector_step(N) / 16;
   static constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
   static constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
-  // Consumers issue their products in turn, so that one loads while another multiplies.
-  static constexpr bool kTurns = true;
-  static constexpr int kFirstTurn = 2;  // named barriers; the producers have the one before
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
   static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
   static constexpr uint32_t kVectorPoints = kSkew + 1;
@@ -223,9 +220,7 @@ struct Consumer {
   const Share share;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
-  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3); on top
-  // of the first run's, whether no run has all T taps, and the barriers of this warpgroup's turn
-  // and of the next one's.
+  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3).
   uint32_t place[G];
   Slot slot;  // and the job's extra rows
 
@@ -235,18 +230,13 @@ struct Consumer {
         share(p),
         slot(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
     const int thread = threadIdx.x % 128;
-    const int own = kFirstTurn + c;
-    const int next = kFirstTurn + (c + 1 < p.job[share.job].consumers ? c + 1 : 0);
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
       const int row = run.channel % kRows + thread % 32 / 4;
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
-      const uint32_t turn = kTurns && g == 0 ? own | next << 3 : 0;
-      const uint32_t few = g == 0 && !full_runs(p.job[share.job], c);
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 |
-                             run.plane << 22 | few << 25 | turn << 26);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22);
     }
   }
 
@@ -266,8 +256,7 @@ struct Consumer {
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    if (threadIdx.x % 128 == 0)
-      ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
+    if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
     __syncwarp();
     slot.advance(p.stages);
   }
@@ -279,7 +268,7 @@ struct Consumer {
 #pragma unroll 1
     for (int i = 0; i < slot.kept(); ++i) {
       ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
-      ptx::warpgroup_sync(kFirstTurn + 2 + threadIdx.x / 128);
+      ptx::warpgroup_sync(1 + threadIdx.x / 128);  // the producers have barrier 1
       if (first) {
         slot.advance(p.stages);
       } else {
@@ -288,31 +277,9 @@ struct Consumer {
     }
   }
 
-  // Issues one part's products of `kTaps` taps of each run, and waits for them.
-  template <int kFirst, int kLast, int kTaps>
-  __device__ __forceinline__ void issue(const Runs (&window)[kTogether], int part, uint32_t first) {
-    if constexpr (kTurns) ptx::pair_wait(place[0] >> 26 & 7);
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int m = 0; m < Runs::kTogether; ++m) {
-      // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
-      const uint64_t tile = static_cast<uint64_t>(128 >> 4) << 32 |
-                            (first + (part * Runs::kTogether + m) * kStep);
-      // The next may get ready while the last products are on their way.
-      if (kTurns && m == Runs::kTogether - 1) ptx::pair_arrive(place[0] >> 29);
-#pragma unroll
-      for (int g = kFirst; g < kLast; ++g)
-#pragma unroll
-        for (int t = 0; t < kTaps; ++t)
-          WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), tile);
-    }
-    ptx::wgmma_commit();
-    ptx::wgmma_wait<0>();
-  }
-
-  // The products of one unit of pixels with `kTogether` runs from the first-th on; `base` holds
-  // their windows' addresses and skews.
-  template <int kFirst>
+  // The products of one unit of pixels with `kTaps` taps of `kTogether` runs, from the first-th on;
+  // `base` holds their windows' addresses and skews.
+  template <int kTaps, int kFirst>
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
@@ -324,15 +291,25 @@ struct Consumer {
       for (int g = kFirst; g < kLast; ++g)
         window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
                                 place[g] >> 2 & 3);
-      if (T > 1 && place[0] >> 25 & 1) {
-        issue<kFirst, kLast, (T > 1 ? T - 1 : 1)>(window, part, first);
-      } else {
-        issue<kFirst, kLast, T>(window, part, first);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int m = 0; m < Runs::kTogether; ++m) {
+        // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
+        const uint64_t b =
+            static_cast<uint64_t>(128 >> 4) << 32 | (first + (part * Runs::kTogether + m) * kStep);
+#pragma unroll
+        for (int g = kFirst; g < kLast; ++g)
+#pragma unroll
+          for (int t = 0; t < kTaps; ++t)
+            WgmmaRegisters<Operand, N>::run(d[g][t], window[g - kFirst].set(m, t), b);
       }
+      ptx::wgmma_commit();
+      ptx::wgmma_wait<0>();
     }
-    if constexpr (kLast < G) multiply<kLast>(base, eight, piece, tile);
+    if constexpr (kLast < G) multiply<kTaps, kLast>(base, eight, piece, tile);
   }
 
+  template <int kTaps>
   __device__ __forceinline__ void chunk(uint32_t eight) {
     uint32_t base[G];
 #pragma unroll
@@ -352,10 +329,12 @@ struct Consumer {
 #pragma unroll 1
     for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
       const uint32_t here = ptx::computed_here(unit);
-      multiply<0>(base, eight, Runs::piece(shared.pieces + 4 * here), tile + here * kUnitBytes);
+      const typename Runs::Piece piece = Runs::piece(shared.pieces + 4 * here);
+      multiply<kTaps, 0>(base, eight, piece, tile + here * kUnitBytes);
     }
   }
 
+  template <int kTaps>
   __device__ __forceinline__ void walk() {
     const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
     for (int from = share.first; from < share.end;) {
@@ -365,7 +344,7 @@ struct Consumer {
 #pragma unroll 1
       for (int left = unit.rows; left > 0; --left) {
         ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
-        chunk(eight);
+        chunk<kTaps>(eight);
         next_chunk();
       }
     }
@@ -397,8 +376,11 @@ struct Consumer {
       for (int t = 0; t < T; ++t)
 #pragma unroll
         for (int i = 0; i < N / 2; ++i) d[g][t][i] = 0.f;
-    if (kTurns && c == p.job[share.job].consumers - 1) ptx::pair_arrive(kFirstTurn);
-    walk();
+    if (full_runs(p.job[share.job], c)) {
+      walk<T>();
+    } else {
+      walk<(T > 1 ? T - 1 : 1)>();
+    }
     constexpr int kSums = G * T * (N / 2);
     float* target = p.workspace +
                     (static_cast<int64_t>(blockIdx.x) * p.consumers + c) * kSums * 128 +

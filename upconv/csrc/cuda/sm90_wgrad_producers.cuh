@@ -3,68 +3,9 @@
 
 #include <climits>
 
-#include "sm90_wgrad_layout.cuh"
+#include "sm90_wgrad_places.cuh"
 
 namespace upconv::wgrad {
-
-// --- Who copies what -------------------------------------------------------------------------
-
-// What one thread copies of each row of a chunk: always the same place, in every `jump`-th channel.
-// Every division is done once, before the first chunk.
-struct Place {
-  int channel, log_jump, count;
-  int where;  // image * 65536 + point
-
-  // `per_image` items of `points` points each, `images` times; they begin at point `first`.
-  __device__ __forceinline__ Place(int per_image, int images, int points, int first, int channels) {
-    const int row = max(per_image * images, 1), thread = threadIdx.x, item = thread % row;
-    const int image = per_image > 0 ? item / per_image : 0;
-    // A power of two that divides the channels evenly.
-    const int jump = min(1 << (31 - __clz(kProducers / row)), channels & -channels);
-    log_jump = 31 - __clz(jump);
-    channel = thread / row;
-    count = per_image > 0 && channel < jump ? channels >> log_jump : 0;
-    where = image << 16 | (first + (item - image * per_image) * points);
-  }
-  __device__ __forceinline__ Place(int channel, int log_jump, int count, int where)
-      : channel(channel), log_jump(log_jump), count(count), where(where) {}
-
-  __device__ __forceinline__ int image() const { return where >> 16; }
-  __device__ __forceinline__ int point() const { return where & 0xffff; }
-  // How many of this thread's channels exist, `channels` of them counted from its first: 0 or
-  // less where none does.
-  __device__ __forceinline__ int existing(int channels) const {
-    return (channels + (1 << log_jump) - 1) >> log_jump;
-  }
-};
-
-// The same for input that is woven from copies of 8 or 16 bytes. One item is a square of 4 x 4
-// words of a channel: vector t of it comes from the t-th piece of a unit and waits in the place of
-// the t-th of 4 vectors; when all four are there, thread `thread` turns rows into columns. 8
-// channels lie side by side, which spreads a warp's vectors over the banks. `image` is the unit of
-// the chunk, `point` the square in it.
-__device__ __forceinline__ Place square(int thread, int units, int squares, int channels) {
-  const int row = units * squares, group = thread / 8, item = group % row;
-  const int jump = min(8 << (31 - __clz(kProducers / 8 / row)), channels & -channels);
-  const int channel = group / row * 8 + thread % 8, log_jump = 31 - __clz(jump);
-  const int where = item / squares << 16 | item % squares;
-  return Place(channel, log_jump, channel < jump ? channels >> log_jump : 0, where);
-}
-
-// Which of the 4 x 8 squares of its warp a thread copies for, and which vector of each. Lanes side
-// by side copy what lies side by side in memory (each thread its own square took 32 wavefronts a
-// copy and warp, not 4): 16 of them a row of two units, or of what the warp has.
-template <bool kBothHalves>
-struct Lane {
-  int vector, thread;  // the first of the 4 squares: those of every second channel follow
-
-  __device__ __forceinline__ Lane() {
-    const int lane = threadIdx.x % 32;
-    const int group = kBothHalves ? lane / 8 % 2 * 2 + lane % 2 : lane / 4 % 4;
-    vector = kBothHalves ? lane / 2 % 4 : lane % 4;
-    thread = threadIdx.x - lane + group * 8 + lane / 16;
-  }
-};
 
 // --- Producers -------------------------------------------------------------------------------
 
@@ -77,7 +18,7 @@ struct Producer {
   using Layout = Shape<Operand, kPairs>;
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
-  static constexpr int kSquares = Layout::kVectors / 4;  // of a channel in a unit
+  static constexpr int kSquares = Layout::kVectors / 4;          // of a channel in a unit
   static constexpr bool kBothHalves = kSquares == 2 && !kPairs;  // of 8 words: a square each
   static constexpr uint32_t kVector = Layout::vector_step(N);
 
@@ -234,8 +175,8 @@ struct Producer {
     if (squares()) {
       // Vector t of a square: 4 words, `kBeside` words on from the one before.
       const int t = Lane<kBothHalves>().vector;
-      const int word = kSquares > 1 && kPairs ? x.point() * 16 + t * 4
-                                              : t * Layout::kBeside + x.point() * 4;
+      const int word =
+          kSquares > 1 && kPairs ? x.point() * 16 + t * 4 : t * Layout::kBeside + x.point() * 4;
       const int pixel = x.image() * kUnit + kPerWord * word;
       inside = pixel / p.segment;
       column = pixel - inside * p.segment;
@@ -247,9 +188,9 @@ struct Producer {
                           static_cast<int64_t>(z) * p.in_h * p.in_w + column;
     const int there = n < p.batch ? max(min((p.in_w - column) * kElement, 16), 0) : 0;
     const uint64_t address = reinterpret_cast<uint64_t>(from);
-    ptx::store_shared(
-        spots, uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
-                     static_cast<uint32_t>(there), 0u});
+    ptx::store_shared(spots,
+                      uint4{static_cast<uint32_t>(address), static_cast<uint32_t>(address >> 32),
+                            static_cast<uint32_t>(there), 0u});
   }
 
   // One vector of every second channel, `bytes` of which exist.
@@ -444,8 +385,9 @@ struct Producer {
                         static_cast<unsigned short>(begin - column));
     }
     const int bytes = p.rows * p.pitch * point_bytes(p);
-    ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes,
-                  map, column, y, spot.y, spot.w >> 16, spot.z, full);
+    ptx::box_copy(
+        shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes, map,
+        column, y, spot.y, spot.w >> 16, spot.z, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------

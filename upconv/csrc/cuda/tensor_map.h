@@ -1,5 +1,5 @@
-// The driver's function that describes a tensor to the TMA, found at run time, so that nothing links
-// against the driver.
+// The driver's function that describes a tensor to the TMA, found at run time, so that nothing
+// links against the driver.
 #pragma once
 
 #include <cuda.h>
