@@ -16,7 +16,8 @@ from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTOR,
-    LINE_STORE,
+    LINE_STAGED,
+    LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
     UnitWork,
@@ -57,6 +58,7 @@ SPLIT = 3
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
+BLOCK_ROWS = 64
 STAGE_BYTES = 8192
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
@@ -427,10 +429,14 @@ def unit_work(
     stored = outputs * task.element_bytes
     span = shape.columns.out_step if job.together else 1
     segments = outputs / (area.width * span)
+    lines = 0.0
     if task.channels_last:
         segments = 0.0
     elif job.lines:
-        stored *= LINE_STORE
+        # Width phases without taps are vectors like the others.
+        staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
+        lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+        stored = segments = 0.0
     elif span < shape.columns.out_step:
         # A part of every sector, which costs as much as a whole one.
         stored *= min(shape.columns.out_step, 32 // task.element_bytes)
@@ -447,6 +453,7 @@ def unit_work(
         stored=stored,
         segments=segments,
         weights=load.steps * share * STAGE_BYTES,
+        lines=lines,
         split=task.split,
     )
 
