@@ -59,6 +59,7 @@ MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 STEP_PAIRS = 4
 BLOCK_ROWS = 64
+BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
 STAGE_BYTES = 8192
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
@@ -153,11 +154,7 @@ class Tiling:
             "slices": self.slices,
             "slots": self.slots,
             "stages": self.stages,
-            "raw_w": self.box[0],
-            "raw_h": self.box[1],
-            "raw_blocks": self.box[2],
-            "raw_bytes": self.box[3],
-            "raw_chunks": self.box[4],
+            **dict(zip(BOX_FIELDS, self.box, strict=True)),
             "flat": int(area.flat),
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
