@@ -194,7 +194,8 @@ class Tiling:
         return (
             f"tile {area.images} x {area.height} x {area.width} lattice points, "
             f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
-            f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
+            f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
+            f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
             f"slots, {self.stages} weight stages, input by {copies}",
             f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
