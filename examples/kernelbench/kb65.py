@@ -553,6 +553,10 @@ def _planner():
         size: int
         firsts: tuple[int, ...]
         taps: "tuple[tuple[Tap, ...], ...]"
+        rule: tuple[int, int, int, int]
+        """Of first, a base, of shift, step: tap k of a phase reads at a shift where k * step = first *
+        of_first + base - shift * of_shift. The taps above follow from it, as a compiled kernel finds
+        them that has no room for a list."""
 
         @staticmethod
         def of(problem: "Problem", dimension: int) -> "Lattice":
@@ -564,19 +568,19 @@ def _planner():
             for first in firsts:
                 reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
                 taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-            return Lattice(1, stride, out, firsts, tuple(taps))
+            return Lattice(1, stride, out, firsts, tuple(taps), (1, padding, stride, dilation))
 
         @staticmethod
         def of_input_gradient(problem: "Problem", dimension: int) -> "Lattice":
             """The gradient of the input: "output" is grad_input here, "input" is grad_output."""
             size, kernel, stride, padding, _, dilation = problem.dimensions[dimension]
             taps = tuple(Tap(k, k * dilation - padding) for k in range(kernel))
-            return Lattice(stride, 1, size, (0,), (taps,))
+            return Lattice(stride, 1, size, (0,), (taps,), (-stride, padding, -1, dilation))
 
         @staticmethod
         def point() -> "Lattice":
             """A dimension that is not there: one position, one tap."""
-            return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),))
+            return Lattice(1, 1, 1, (0,), ((Tap(0, 0),),), (1, 0, 1, 1))
 
         def stacked(self, count: int) -> "Lattice":
             """`count` neighbouring points as one, with the phases of all of them: outputs that share
@@ -593,6 +597,7 @@ def _planner():
                 self.size,
                 tuple(first for first, _ in phases),
                 tuple(taps for _, taps in phases),
+                self.rule,
             )
 
         @property
@@ -606,16 +611,30 @@ def _planner():
     # A `Task` is one lattice for each of depth, rows and columns, and where the weight of a tap lies. A
     # `Shape` lays it out for the kernel:
     #
-    #     folds   row phases stacked in a block of 64 rows, where few output channels would leave it empty
+    #     folds   row phases, and width phases, stacked in a block of 64 rows, where few output channels
+    #             would leave it empty
     #     lanes   neighbouring output rows that share their taps, made row phases so that they can be
     #             folded; the input rows that only some of them read lie in the same tile
+    #     fills   depths and rows that no tap reaches: the kernel writes the bias there by itself
     #     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
     #             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
     #             step read other pixels altogether; each residue of the shift is a plane of its own, and
     #             so is each depth. Inside a plane taps differ by whole pixels of the tile.
     Triple = tuple[int, int, int]
-    Taps = tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
-    """(rows, columns) of the tap in its plane, and the weight position of each fold, -1 for none."""
+    Taps = tuple[tuple[int, int], ...]
+    """(rows, columns) in their plane of the taps that any fold has."""
+    WARP_ROWS = 16
+    """Rows of a block that one warp stores: a line's width phases are among them."""
+    BLOCK_WARPS = 4
+    MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
+
+    """That have taps, as in csrc/cuda/sm90_params.h."""
+    MAX_SHIFT = 2**15 - 1
+    SHORT_ROW = 1024
+    """Bytes of an output row below which rows without taps are not filled by themselves: they share too
+    many sectors with rows that are written at another time."""
+    LINE_BYTES = 16 * 288 - 16 * 16
+    """Of a warp's staging slice, for its lines (csrc/cuda/sm90_epilogue.cuh)."""
 
 
     @dataclass(frozen=True)
@@ -647,6 +666,39 @@ def _planner():
         @property
         def outputs(self) -> int:
             return self.batch * self.groups * self.out_channels * prod(self.out_size)
+
+        @cached_property
+        def fills(self) -> tuple[int, int]:
+            """Residues of depths and of rows that no tap reaches, as bits, where the kernel fills them
+            without any unit of work."""
+            masks = [
+                sum(1 << i for i, taps in enumerate(lattice.taps) if not taps)
+                for lattice in self.lattices[:2]
+            ]
+            none = any(not any(lattice.taps) for lattice in self.lattices)
+            steps = max(lattice.out_step for lattice in self.lattices[:2])
+            lines = self.batch * self.groups * self.out_channels * prod(self.out_size[:2])
+            if self.channels_last or none or steps > 31 or lines >= 2**31:
+                return 0, 0
+            return masks[0], masks[1]
+
+        @property
+        def fill_first(self) -> bool:
+            """Fill the whole output before anything else is written, rather than the rows alone?"""
+            return any(self.fills) and self.out_size[2] * self.element_bytes < SHORT_ROW
+
+        @cached_property
+        def filled(self) -> float:
+            """Share of the output that is filled."""
+            computed = 1.0
+            for mask, lattice in zip(self.fills, self.lattices, strict=False):
+                reached = sum(
+                    -(-(lattice.size - first) // lattice.out_step)
+                    for i, first in enumerate(lattice.firsts)
+                    if not mask >> i & 1
+                )
+                computed *= reached / lattice.size
+            return 1 - computed
 
         @property
         def bytes(self) -> int:
@@ -714,12 +766,13 @@ def _planner():
 
     @dataclass(frozen=True)
     class Kind:
-        """The taps of one depth and width phase and of the row phases folded into a block of 64 rows,
+        """The taps of one depth phase and of the row and width phases folded into a block of 64 rows,
         by plane."""
 
         first_z: int
-        first_x: int
-        first_y: tuple[int, ...]
+        row: int
+        """First of its row phases, among those of the shape."""
+        first_x: tuple[int, ...]
         taps: "tuple[tuple[Triple, Taps], ...]"
 
         @cached_property
@@ -775,6 +828,11 @@ def _planner():
         task: "Task"
         lanes: int
         folds: int
+        """Row phases of a block."""
+        fold_rows: int
+        """Output channels of each."""
+        width_folds: int = 1
+        """Width phases of a block."""
 
         @cached_property
         def rows(self) -> "Lattice":
@@ -803,57 +861,134 @@ def _planner():
             return Residues.of(self.columns, self.steps[2])
 
         @cached_property
-        def kinds(self) -> "tuple[tuple[Kind, ...], ...]":
-            """[depth phase and fold group][width phase]"""
-            phases = range(len(self.rows.firsts))
-            groups = [phases[i : i + self.folds] for i in range(0, len(phases), self.folds)]
+        def row_phases(self) -> tuple[int, ...]:
+            """The row phases that units of work compute, by their number in `rows`."""
+            return computed(self.rows, any(self.task.fills))
+
+        @cached_property
+        def width_phases(self) -> tuple[int, ...]:
+            """The width phases that have taps."""
+            return computed(self.columns, True)
+
+        @property
+        def line_columns(self) -> int:
+            """Accumulator columns that a warp can stage at a time as lines of the output."""
+            columns = self.line_room // self.columns.out_step // 8 * 8
+            one_block = len(self.width_phases) <= self.width_folds
+            return columns // 32 * 32 if one_block and columns > 32 else columns
+
+        @property
+        def line_room(self) -> int:
+            """Elements of a staged line at most."""
+            return LINE_BYTES // self.task.element_bytes // self.warp_lines
+
+        @property
+        def line_pitch(self) -> int:
+            """From one staged line to the next: vectors begin on 16 bytes, lines in different banks
+            where there is room."""
+            whole = 16 // self.task.element_bytes
+            pitch = -(-self.line_columns * self.columns.out_step // whole) * whole
+            apart = pitch % (4 * whole) == 0 and pitch + whole <= self.line_room
+            return pitch + whole if apart else pitch
+
+        def blocks(self, together: bool) -> "tuple[tuple[Kind, ...], ...]":
+            """[depth phase and row phases of a block][block]. `together`: blocks of all width phases
+            that have taps; else one for each width phase."""
+            groups = [
+                self.row_phases[i : i + self.folds] for i in range(0, len(self.row_phases), self.folds)
+            ]
+            phases = self.width_phases if together else tuple(range(len(self.columns.firsts)))
+            widths = [phases[i : i + self.width_folds] for i in range(0, len(phases), self.width_folds)]
             return tuple(
-                tuple(self._kind(z, group, x) for x in range(len(self.columns.firsts)))
-                for z in range(len(self.depth.firsts))
-                for group in groups
+                tuple(self._kind(z, i * self.folds, group, width) for width in widths)
+                for z in computed(self.depth, any(self.task.fills))
+                for i, group in enumerate(groups)
             )
 
-        def _kind(self, z: int, group: range, x: int) -> "Kind":
-            _, height, width = self.task.kernel
-            planes: "dict[Triple, dict[tuple[int, int], list[int]]]" = {}
-            for fold, y in enumerate(group):
+        def _kind(self, z: int, row: int, group: tuple[int, ...], width: tuple[int, ...]) -> "Kind":
+            planes: "dict[Triple, set[tuple[int, int]]]" = {}
+            for y, x in product(group, width):
                 lists = self.depth.taps[z], self.rows.taps[y], self.columns.taps[x]
                 for tz, ty, tx in product(*lists):
                     plane_y, at_y = self.row_residues.place(ty.shift)
                     plane_x, at_x = self.column_residues.place(tx.shift)
-                    plane = planes.setdefault((tz.shift, plane_y, plane_x), {})
-                    folds = plane.setdefault((at_y, at_x), [-1] * self.folds)
-                    folds[fold] = (tz.k * height + ty.k) * width + tx.k
-            first_y = [self.rows.firsts[y] for y in group]
+                    planes.setdefault((tz.shift, plane_y, plane_x), set()).add((at_y, at_x))
             return Kind(
                 self.depth.firsts[z],
-                self.columns.firsts[x],
-                tuple(first_y + [-1] * (self.folds - len(first_y))),
-                tuple(
-                    (plane, tuple((at, tuple(folds)) for at, folds in sorted(taps.items())))
-                    for plane, taps in sorted(planes.items())
-                ),
+                row,
+                tuple(self.columns.firsts[x] for x in width),
+                tuple((plane, tuple(sorted(taps))) for plane, taps in sorted(planes.items())),
             )
 
         @property
-        def fold_rows(self) -> int:
-            return 64 // self.folds
+        def warp_lines(self) -> int:
+            """Lines (an output row of one channel) that a warp holds with all their width phases."""
+            return WARP_ROWS // self.width_folds
 
         @property
         def channel_blocks(self) -> int:
-            return 1 if self.folds > 1 else -(-self.task.out_channels // 64)
+            return 1 if self.folds > 1 else -(-self.task.out_channels // self.fold_rows)
+
+        @cached_property
+        def products(self) -> float:
+            """Taps that 64 rows are multiplied with, for each output row of the lattice."""
+            together = not self.task.channels_last and bool(self.width_phases)
+            taps = [len(taps) for group in self.blocks(together) for k in group for _, taps in k.taps]
+            return sum(taps) * self.channel_blocks / self.lanes
+
+
+    def computed(lattice: "Lattice", filled: bool) -> tuple[int, ...]:
+        """The phases of a lattice that units of work compute: where the others are filled, those that
+        have taps."""
+        return tuple(i for i, taps in enumerate(lattice.taps) if taps or not filled)
 
 
     def shapes(task: "Task") -> "list[Shape]":
         """The ways to lay the task out: folded when few output channels would leave rows empty."""
-        result = []
+        if any(abs(t.shift) > MAX_SHIFT for each in task.lattices for taps in each.taps for t in taps):
+            return []
+        result = list(warp_shapes(task))
+        # A shape that multiplies much more than another is never the fastest, and planning it is slow.
+        result += () if task.channels_last else line_shapes(task)
+        least = min(shape.products for shape in result)
+        return [
+            shape
+            for shape in result
+            if len(shape.row_phases) <= MAX_ROW_PHASES
+            and (shape.folds == 1 or shape.products <= MOST_MORE * least)
+        ]
+
+
+    MOST_MORE = 1.5
+
+
+    def warp_shapes(task: "Task") -> "Iterator[Shape]":
+        """Folds of whole warps: 16, 32 or 64 channels."""
+        phases = len(computed(task.lattices[1], any(task.fills)))
         for folds in (1, 2, 4):
-            if folds > 1 and task.out_channels > 64 // folds:
+            if folds == 1 or task.out_channels <= 64 // folds:
+                lanes = 1 if phases >= folds or folds % phases else folds // phases
+                yield Shape(task, lanes, folds, 64 // folds)
+
+
+    def line_shapes(task: "Task") -> "Iterator[Shape]":
+        """Folds of as many channels as there are, and of width phases; stored by lines."""
+        phases = len(computed(task.lattices[1], any(task.fills)))
+        width_phases = len(computed(task.lattices[2], True))
+        if width_phases > MAX_WIDTH_PHASES:
+            return
+        for width_folds in sorted({-(-width_phases // blocks) for blocks in (1, 2, 3, 4)} - {0}):
+            lines = BLOCK_WARPS * (WARP_ROWS // width_folds)
+            channels = min(task.out_channels, lines)
+            most = lines // channels if task.out_channels <= lines else 1
+            if width_folds == 1 and channels % WARP_ROWS == 0:
                 continue
-            phases = task.lattices[1].out_step
-            lanes = 1 if phases >= folds or folds % phases else folds // phases
-            result.append(Shape(task, lanes, folds))
-        return result
+            if most <= phases:
+                yield Shape(task, 1, most, channels, width_folds)
+                continue
+            lanes = {max(most // phases // part, 1) for part in (1, 2, 4, 8)}
+            for count in sorted(lane for lane in lanes if lane <= task.lattices[1].count):
+                yield Shape(task, count, count * phases, channels, width_folds)
 
     # ===== planner/sm90_area.py ===================================================================
     # Areas of the Hopper kernel's tiles: which pixels a tile has, how they lie, how they are copied.
@@ -893,6 +1028,8 @@ def _planner():
         start: int
         """Planes begin at multiples of so many columns."""
         flat: bool = False
+        lanes: int = 1
+        """Of the tile: where it is one lattice point high, every input row is one."""
 
 
     def up(value: int, multiple: int) -> int:
@@ -919,7 +1056,7 @@ def _planner():
         step = shape.steps[2]
         firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
         late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
-        return up((area.pitch - 1) * step + 1 + late, whole), area.rows * shape.lanes
+        return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
     def boxes_fit(shape: "Shape", area: "Area") -> bool:
@@ -1028,9 +1165,11 @@ def _planner():
             overhang = max(0, reach - pitch)
             most = min(1 + (n - width) // pitch, count_y)
             for height in {most, -(-count_y // -(-count_y // most))}:
-                rows = height + ys.most // shape.lanes
-                pixels = up(shape.lanes * rows * pitch + overhang, ITEM_PIXELS)
-                yield Area(1, height, width, pitch, rows, pixels, vector, copy, start)
+                rows, lanes = height + ys.most // shape.lanes, shape.lanes
+                if height == 1 and lanes > 1:
+                    rows, lanes = 1, ys.most + 1
+                pixels = up(lanes * rows * pitch + overhang, ITEM_PIXELS)
+                yield Area(1, height, width, pitch, rows, pixels, vector, copy, start, lanes=lanes)
             used = (count_y - 1) * pitch + width
             if shape.lanes > 1 or used > n:
                 continue
@@ -1082,23 +1221,26 @@ def _planner():
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
     SPLIT_CYCLES = {
-        "tensor": 0.4286,
+        "tensor": 0.4306,
         "placed": 0.0507,
-        "slices": 512.0,
+        "slices": 514.5,
         "starved": 0.0,
-        "turns": 762.0,
-        "stored": 0.0492,
-        "segments": 3.15,
-        "weights": 0.0383,
-        "unit": 516.0,
+        "turns": 753.5,
+        "stored": 0.0463,
+        "segments": 3.258,
+        "weights": 0.0381,
+        "unit": 736.8,
     }
     """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
     standard deviation 3.5 %."""
     GATHER_FACTOR = 2.0
     """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
-    SPREAD_STORE = 7.1
-    """How much slower the stores are that spread more than two width phases. From kb81 (0.73 ms) beside
-    an older, smaller constant for `stored`: too much by now, so that such layers are left to others."""
+    LINE_STAGED, LINE_VECTOR = 0.25, 0.65
+
+    """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
+    or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
+    hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
+    8.7 %; the width of a vector hardly counts, so the bytes do not."""
     PACK_MICROSECONDS = 8.0
     """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
     START_CYCLES = 4000.0
@@ -1124,6 +1266,8 @@ def _planner():
         """Pieces of output rows that are written in one go."""
         weights: float
         """Bytes of packed weights streamed from L2."""
+        lines: float = 0.0
+        """Cycles of stores by lines, which `stored` and `segments` leave out."""
         split: bool = False
         """float32 that must not be rounded."""
 
@@ -1140,7 +1284,7 @@ def _planner():
                 "the tensor cores": cost["tensor"],
                 "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
                 "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"] + cost["segments"],
+                "the stores": cost["stored"] + cost["segments"] + self.lines,
                 "the weights": cost["weights"],
             }
 
@@ -1158,6 +1302,7 @@ def _planner():
                 + each["segments"] * self.segments
                 + each["weights"] * self.weights
                 + each["unit"]
+                + self.lines
             )
 
         @property
@@ -1199,10 +1344,12 @@ def _planner():
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
     SPLIT = 3
     """Operand type of float32 that must not be rounded."""
-    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_FOLDS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 4, 128
+    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     STEP_PAIRS = 4
+    BLOCK_ROWS = 64
+    BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
     STAGE_BYTES = 8192
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
@@ -1252,18 +1399,17 @@ def _planner():
             """The offsets from which a plane is loaded."""
             return offsets[0], offsets[1], aligned(offsets[2], self.area.start)
 
-        def pairs(
-            self, offsets: "Triple", taps: "Taps", lanes: int
-        ) -> list[tuple[int, int, tuple[int, ...]]]:
-            """(offset in 16-byte units, channel block, weight position of each fold) in a plane."""
+        def pairs(self, offsets: "Triple", taps: "Taps", steps: "Triple") -> list[tuple[int, ...]]:
+            """(offset in 16-byte units, channel block, shift in depth, rows, columns) in a plane."""
             area = self.area
             back = offsets[2] - self.plane(offsets)[2]
-            result = []
-            for (y, x), folds in taps:
-                row, lane = divmod(y, lanes)
+            result: list[tuple[int, ...]] = []
+            for y, x in taps:
+                row, lane = divmod(y, area.lanes)
                 pixel = (lane * area.images * area.rows + row) * area.pitch + x + back
+                shift = offsets[0], offsets[1] + y * steps[1], offsets[2] + x * steps[2]
                 for block in range(0, self.slice_blocks, 2):
-                    result.append((block * self.block_pitch + pixel, block, folds))
+                    result.append((block * self.block_pitch + pixel, block, *shift))
             return result
 
         def fields(self, shape: "Shape") -> dict[str, int]:
@@ -1282,6 +1428,7 @@ def _planner():
                 **dict(zip(("out_d", "out_h", "out_w"), task.out_size, strict=True)),
                 **dict(zip(("in_step_z", "in_step_y", "in_step_x"), shape.steps, strict=True)),
                 "lanes": shape.lanes,
+                "tile_lanes": area.lanes,
                 "out_step_z": shape.depth.out_step,
                 "out_step_y": shape.rows.out_step,
                 "out_step_x": shape.columns.out_step,
@@ -1298,23 +1445,28 @@ def _planner():
                 "slices": self.slices,
                 "slots": self.slots,
                 "stages": self.stages,
-                "raw_w": self.box[0],
-                "raw_h": self.box[1],
-                "raw_blocks": self.box[2],
-                "raw_bytes": self.box[3],
-                "raw_chunks": self.box[4],
+                **dict(zip(BOX_FIELDS, self.box, strict=True)),
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),
                 "turn_slices": self.turn_slices,
                 "sum_slices": self.sum_slices,
                 "sum_pairs": self.sum_pairs,
                 "fold_rows": shape.fold_rows,
+                "folds": shape.folds,
+                "width_folds": shape.width_folds,
+                "warp_lines": shape.warp_lines,
+                "width_phases": 0,
+                "line_pitch": 0,
+                "line_columns": 0,
+                **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
+                "fill_first": int(task.fill_first),
                 "vector": area.vector,
                 "weight_in": task.weight_in,
                 "weight_out": task.weight_out,
                 "weight_group": task.weight_group,
                 "weight_blocks": 0,
                 "job_groups": self.job_groups,
+                "row_phases": len(shape.row_phases),
                 "kinds": 0,
                 "pairs": 0,
                 "visits": 0,
@@ -1333,7 +1485,8 @@ def _planner():
             return (
                 f"tile {area.images} x {area.height} x {area.width} lattice points, "
                 f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
-                f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
+                f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
+                f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
                 f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
                 f"slots, {self.stages} weight stages, input by {copies}",
                 f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
@@ -1438,10 +1591,9 @@ def _planner():
                         if key not in loads:
                             loads[key] = Load.of(job_list, alternate, slice_blocks, split)
                         if loads[key].fits:
-                            interleave = job_list[0].interleave
                             form = (n, *key)
                             yield from pipelines(
-                                shape, loads[key], interleave, form, area, ring, hardware
+                                shape, loads[key], job_list[0], form, area, ring, hardware
                             )
 
 
@@ -1460,7 +1612,7 @@ def _planner():
         if task.channels_last:
             return 1
         span = shape.columns.out_step
-        if span > 1 and not (job_list[0].interleave and len(shape.columns.firsts) == span):
+        if span > 1 and not (job_list[0].together and len(shape.columns.firsts) == span):
             return 1
         whole = 16 // task.element_bytes
         width = task.out_size[2]
@@ -1474,7 +1626,7 @@ def _planner():
     def pipelines(
         shape: "Shape",
         load: "Load",
-        interleave: bool,
+        job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
         ring: tuple[tuple[int, int, int, int, int], int],
@@ -1496,7 +1648,7 @@ def _planner():
             turn = turn_slices(form[2], load.most_visits * slices, slots)
             if turn not in known:
                 depth = (slices, turn, *ring[0][2::2])
-                known[turn] = timed(shape, load, interleave, form, area, depth, hardware)
+                known[turn] = timed(shape, load, job, form, area, depth, hardware)
             work, cycles = known[turn]
             yield Tiling(
                 *form[:3],
@@ -1548,7 +1700,7 @@ def _planner():
     def unit_work(
         shape: "Shape",
         load: "Load",
-        interleave: bool,
+        job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
         depth: tuple[int, int, int, int],
@@ -1562,16 +1714,21 @@ def _planner():
         slices, per_turn, box_blocks, boxes = depth
         share = slices / load.groups
         unit_slices = load.visits * share
-        outputs = task.outputs / units
+        outputs = task.outputs * (1 - task.filled) / units
         stored = outputs * task.element_bytes
-        span = shape.columns.out_step if interleave else 1
+        span = shape.columns.out_step if job.together else 1
         segments = outputs / (area.width * span)
+        lines = 0.0
         if task.channels_last:
             segments = 0.0
-        elif shape.columns.out_step > 2 or (interleave and form[1] == 1):
-            stored *= SPREAD_STORE
+        elif job.lines:
+            # Width phases without taps are vectors like the others.
+            staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
+            lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+            stored = segments = 0.0
         elif span < shape.columns.out_step:
-            stored *= 2  # half of every sector, which costs as much as a whole one
+            # A part of every sector, which costs as much as a whole one.
+            stored *= min(shape.columns.out_step, 32 // task.element_bytes)
         turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
         if task.split:
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
@@ -1585,6 +1742,7 @@ def _planner():
             stored=stored,
             segments=segments,
             weights=load.steps * share * STAGE_BYTES,
+            lines=lines,
             split=task.split,
         )
 
@@ -1592,7 +1750,7 @@ def _planner():
     def timed(
         shape: "Shape",
         load: "Load",
-        interleave: bool,
+        job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
         depth: tuple[int, int, int, int],
@@ -1600,10 +1758,14 @@ def _planner():
     ) -> "tuple[UnitWork, float]":
         """The work of a unit, and the cycles that the whole task should take."""
         units = prod(tile_counts(shape, area)) * load.groups * shape.task.groups
-        work = unit_work(shape, load, interleave, form, area, depth, units)
-        memory = shape.task.bytes / units / DRAM_BYTES
+        work = unit_work(shape, load, job, form, area, depth, units)
+        filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
+        memory = (shape.task.bytes - filled) / units / DRAM_BYTES
         waves = -(-units // hardware.multiprocessors)
-        return work, max(work.cycles, memory) * waves + START_CYCLES
+        if shape.task.fill_first:
+            filled = shape.task.outputs * shape.task.element_bytes
+        fill = filled / DRAM_BYTES / hardware.multiprocessors
+        return work, max(work.cycles, memory) * waves + fill + START_CYCLES
 
 
     def step_count(pairs: int, sum_pairs: int) -> int:
@@ -1620,7 +1782,7 @@ def _planner():
     # The kernel (csrc/cuda/sm90_wgmma_fprop.cuh) multiplies 64-row blocks of weights with a tile of input
     # pixels in shared memory, at one place of the tile for each tap. The planner turns a task into
     #
-    #     kinds   tap lists by plane (sm90_task.py): depth and width phase, and the row phases folded
+    #     kinds   tap lists by plane (sm90_task.py): a depth phase, and row and width phases folded
     #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
     #             float32 must not be rounded)
     #     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
@@ -1639,8 +1801,10 @@ def _planner():
     class Job:
         kinds: "tuple[Kind, ...]"
         channels: tuple[int, ...]
-        interleave: bool
-        columns: int
+        together: bool
+        """The blocks are the width phases of the same rows, stored together."""
+        lines: bool
+        """Stored by lines, not by one of the faster ways."""
 
 
     def jobs(shape: "Shape", blocks: int) -> "list[Job] | None":
@@ -1650,27 +1814,27 @@ def _planner():
         sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
         """
         task = shape.task
-        span = shape.columns.out_step
-        channels = [64 * i for i in range(shape.channel_blocks)]
-        residues = len(shape.columns.firsts)
-        everything = (1 << residues) - 1
-        result: "list[Job]" = []
-        if span > 1 and not task.channels_last:
-            tapped = max(sum(bool(kind.taps) for kind in group) for group in shape.kinds)
-            if tapped <= blocks <= residues and span <= (2 if blocks == 2 else 8):
-                for group in shape.kinds:
-                    chosen = sorted(group, key=lambda kind: not kind.taps)[:blocks]
-                    chosen.sort(key=lambda kind: kind.first_x)
-                    result += [Job(tuple(chosen), (c,) * blocks, True, everything) for c in channels]
-                return result
-        if blocks > 2 and not task.channels_last:
+        span, phases = shape.columns.out_step, len(shape.width_phases)
+        channels = [shape.fold_rows * i for i in range(shape.channel_blocks)]
+        warps_apart = shape.fold_rows % WARP_ROWS == 0 and shape.width_folds == 1
+        lines = not warps_apart or span > 2
+        together = not task.channels_last and (span > 1 or lines) and 0 < phases <= MAX_WIDTH_PHASES
+        fits = not lines or shape.line_columns > 0
+        if together and fits and blocks == -(-phases // shape.width_folds):
+            return [
+                Job(group, (c,) * blocks, True, lines)
+                for group in shape.blocks(together=True)
+                for c in channels
+            ]
+        if not warps_apart or (blocks > 2 and not task.channels_last):
             return None
-        for group in shape.kinds:
+        result: "list[Job]" = []
+        for group in shape.blocks(together=False):
             singles = [(kind, c) for c in channels for kind in group]
             for i in range(0, len(singles), blocks):
                 part = singles[i : i + blocks]
                 part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
-                result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, 0))
+                result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, False))
         return result
 
 
@@ -1685,10 +1849,11 @@ def _planner():
             return f"has no {problem.dtype} form"
         if problem.ndim != 2 and problem.channels_last:
             return f"{problem.ndim}-D is covered in the contiguous layout only"
+        summed = "out" if problem.direction == "grad_input" else "in"
         for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
             channels //= problem.groups
             of_group = " of a group" if problem.groups > 1 else ""
-            if channels < LEAST_CHANNELS:
+            if channels < LEAST_CHANNELS and name == summed:
                 return (
                     f"{name}_channels{of_group} = {channels}: "
                     f"below {LEAST_CHANNELS}, the blocks stay empty"
@@ -1747,16 +1912,13 @@ def _planner():
             self.sum_pairs = tiling.sum_pairs
             for kind in dict.fromkeys(kind for job in job_list for kind in job.kinds):
                 self.index[kind] = len(self.index)
-                rows = (*kind.first_y, *[-1] * (MAX_FOLDS - len(kind.first_y)))
-                self.kinds += [kind.first_z, *rows, kind.first_x]
+                self.kinds += [kind.first_z, kind.row, kind.first_x[0]]
                 for plane, taps in kind.taps:
-                    entries = tiling.pairs(plane, taps, shape.lanes)
+                    entries = tiling.pairs(plane, taps, shape.steps)
                     self.ranges[kind, plane] = self.count, len(entries)
-                    for offset, block, positions in entries:
-                        unused = [-1] * (MAX_FOLDS - len(positions))
-                        self.pairs += [offset, block, *positions, *unused]
+                    self.pairs += [value for entry in entries for value in entry]
                     empty = -len(entries) % STEP_PAIRS  # lists begin on whole steps
-                    self.pairs += [0, 0, *[-1] * MAX_FOLDS] * empty
+                    self.pairs += [0] * (5 * empty)
                     self.count += len(entries) + empty
 
         def visit(self, plane: tuple[int, int, int], job: "Job | None") -> tuple[list[int], int]:
@@ -1773,7 +1935,7 @@ def _planner():
         if not tiling.alternate and len(job_list) % 2:  # the second consumer of the last group idles
             last = job_list[-1]
             empty = tuple(replace(kind, taps=()) for kind in last.kinds)
-            job_list = [*job_list, Job(empty, (nowhere,) * len(empty), last.interleave, last.columns)]
+            job_list = [*job_list, replace(last, kinds=empty, channels=(nowhere,) * len(empty))]
         lists = Lists(shape, job_list, tiling)
         visit_fields: list[int] = []
         job_fields: list[int] = []
@@ -1795,17 +1957,30 @@ def _planner():
                 unused = MAX_BLOCKS - len(indices)
                 job_fields += [*indices, *[0] * unused, *job.channels, *[nowhere] * unused]
                 job_fields += [weights, steps, known[key], len(planes)]
-                job_fields += [int(job.interleave), job.columns]
                 weights += steps
         fields = tiling.fields(shape)
+        widths = shape.width_phases if job_list[0].together else ()
         fields.update(
+            width_phases=len(widths),
+            line_pitch=shape.line_pitch if job_list[0].lines else 0,
+            line_columns=shape.line_columns if job_list[0].lines else 0,
             kinds=len(lists.index),
             pairs=lists.count,
             visits=visit_count,
             jobs=len(job_list),
             weight_blocks=weights,
         )
-        return (*fields.values(), *lists.kinds, *lists.pairs, *visit_fields, *job_fields)
+        phases = phase_tables(shape, widths)
+        return (*fields.values(), *phases, *lists.kinds, *lists.pairs, *visit_fields, *job_fields)
+
+
+    def phase_tables(shape: "Shape", widths: tuple[int, ...]) -> list[int]:
+        """Where the taps of a phase lie, for each dimension, and where row and width phases begin."""
+        axes = zip(shape.task.kernel, shape.task.lattices, strict=True)
+        result = [value for size, lattice in axes for value in (size, *lattice.rule)]
+        result += [shape.rows.firsts[phase] for phase in shape.row_phases]
+        result += [shape.columns.firsts[phase] for phase in widths]
+        return result
 
     return _SimpleNamespace(Problem=Problem, Hardware=Hardware, Refusal=Refusal, consider=consider)
 
@@ -1833,9 +2008,10 @@ constexpr int kMaxPairs = 1024;  // entries of all tap lists
 constexpr int kMaxVisits = 128;  // planes of all units of a tile
 constexpr int kStepPairs = 4;    // entries that share one weight block
 constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
-constexpr int kMaxJobs = 128;  // blocks of rows that one warpgroup accumulates together
-constexpr int kMaxFolds = 4;   // row phases stacked in one 64-row block (few output channels)
-constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
+constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumulates together
+constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
+constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
+constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
@@ -1860,7 +2036,8 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(in_step_z)                                                                                   \
   X(in_step_y)                                                                                   \
   X(in_step_x)                                                                                   \
-  X(lanes) /* rows of in_step_y that one q row spans */                                          \
+  X(lanes)      /* rows of in_step_y that one q row spans */                                     \
+  X(tile_lanes) /* the same in the tile, where rows of one lane lie together */                  \
   X(out_step_z)                                                                                  \
   X(out_step_y)                                                                                  \
   X(out_step_x)                                                                                  \
@@ -1885,34 +2062,51 @@ constexpr int kMaxBlocks = 4;  // 64-row blocks in one job
   X(raw_blocks) /* channel blocks of one */                                                      \
   X(raw_bytes)                                                                                   \
   X(raw_chunks)                                                                                  \
-  X(flat)          /* 1: boxes see an image as one long row; no tap reaches another pixel */     \
-  X(alternate)     /* 1: the consumers take units in turn; 0: jobs of the same unit */           \
-  X(turn_slices)   /* slices of one consumer's turn at the tensor cores */                       \
-  X(sum_slices)    /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */ \
-  X(sum_pairs)     /* summed by themselves before they are added to the rest */                  \
-  X(fold_rows)     /* output channels of one fold: 64, 32 or 16 */                               \
+  X(flat)         /* 1: boxes see an image as one long row; no tap reaches another pixel */      \
+  X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
+  X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
+  X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
+  X(sum_pairs)    /* summed by themselves before they are added to the rest */                   \
+  X(fold_rows)    /* output channels of one fold, 1 to 64 */                                     \
+  X(folds)        /* row phases of one block */                                                  \
+  X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
+  X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
+  X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
+  X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
+  X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
+  X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
+  X(fill_y)                                                                                      \
+  X(fill_first)    /* 1: the whole output is the bias before anything else is written */         \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
   X(weight_out)    /* weight stride of an output channel */                                      \
   X(weight_group)  /* weight stride of a group of the convolution */                             \
   X(weight_blocks) /* packed weight blocks of such a group */                                    \
   X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
+  X(row_phases)    /* entries of row_first */                                                    \
   X(kinds)                                                                                       \
   X(pairs)                                                                                       \
   X(visits)                                                                                      \
   X(jobs)
 
-struct Sm90Kind {
-  int first_z;             // first output depth of the depth phase
-  int first_y[kMaxFolds];  // first output row of each fold
-  int first_x;             // first output column of the width phase
+// Which tap of a dimension reads the input at `shift` for the phase that begins at `first`: the
+// k < kernel with k * step = first * of_first + base - shift * of_shift, if there is one.
+struct Sm90Axis {
+  int kernel, of_first, base, of_shift, step;
 };
 
-// One WGMMA: a tap (of each fold) and two of the slice's channel blocks.
+struct Sm90Kind {
+  int first_z;  // first output depth of the depth phase
+  int row;      // first of its folds in row_first
+  int first_x;  // first output column of the width phase, where blocks are stored by themselves
+};
+
+// One WGMMA: a tap of some folds (weights of the others are zero) and two of the slice's channel
+// blocks.
 struct Sm90Pair {
-  int offset;              // from the start of the slice in shared memory, in 16 bytes
-  int16_t block;           // first of the two channel blocks
-  int16_t tap[kMaxFolds];  // weight position for each fold, -1: none, the packed rows are zero
+  int offset;       // from the start of the slice in shared memory, in 16 bytes
+  int16_t block;    // first of the two channel blocks
+  int16_t z, y, x;  // input = q * in_step + this
 };
 
 // Some of a tap list's pairs; they begin on multiples of kStepPairs.
@@ -1933,8 +2127,6 @@ struct Sm90Job {
   int weights;              // first packed weight block
   int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
   int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
-  int interleave;           // 1: the blocks are width phases of the same rows, stored together
-  uint32_t columns;         // bit r: this job writes output columns with residue r
 };
 
 struct Sm90Params {
@@ -1946,6 +2138,9 @@ struct Sm90Params {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  Sm90Axis axis[3];                       // depth, rows, columns
+  int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
+  int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
   Sm90Kind kind[kMaxKinds];
   Sm90Pair pair[kMaxPairs];
   Sm90Visit visit[kMaxVisits];
@@ -2188,6 +2383,12 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The same value, of which the compiler knows nothing: what is computed from it stays in its place.
+__device__ __forceinline__ float unknown(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
 }
 
 // Keeps the compiler from reading an accumulator before the wait above has passed.
@@ -2485,6 +2686,12 @@ struct Epilogue {
     return on ? at : -1;
   }
 
+  // First output row of a fold of a block, -1 where there is none.
+  __device__ __forceinline__ int fold_row(const Sm90Kind& kind, int fold) const {
+    const int at = kind.row + fold;
+    return fold < p.folds && at < p.row_phases ? p.row_first[at] : -1;
+  }
+
   // Bias of an output channel; 0 past the end.
   __device__ __forceinline__ float row_bias(const Unit& where, int channel) const {
     if (!p.bias || channel >= p.out_channels) return 0.f;
@@ -2499,17 +2706,15 @@ struct Epilogue {
   // is written, lest each read wait for the write before it.
   template <int V, int kSpan>
   __device__ __forceinline__ void sweep(uint32_t staging, Element* base, const Unit& where,
-                                        bool inside, uint32_t columns, int first_x, int first_y,
-                                        int channels, int chunk, int width) const {
+                                        bool inside, int first_x, int first_y, int channels,
+                                        int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
     constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int span = kSpan ? kSpan : p.out_step_x;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
     for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / span, residue = position - q * span;
-      if (kSpan != 1 && !(columns >> residue & 1)) continue;
+      const int q = position / kSpan, residue = position % kSpan;
       const int at =
           column_offset(where, inside, first_y, chunk + q, kSpan == 1 ? first_x : residue);
       if (at < 0) continue;
@@ -2534,58 +2739,48 @@ struct Epilogue {
   }
 
   // Blocks [kFirst, kFirst + kCount) of the job, kColumns accumulator columns at a time. kSpan 1:
-  // one block by itself. Otherwise the blocks are width phases that go to neighbouring output
-  // columns, kSpan of them for a lattice point (0: the plan says how many).
+  // one block by itself. kSpan 2: one or two width phases of stride 2, which go to neighbouring
+  // output columns; a phase without taps is the bias alone.
   template <int kFirst, int kCount, int kColumns, int kSpan>
   __device__ __forceinline__ void store_contiguous(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
-    const int span = kSpan ? kSpan : p.out_step_x;
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = first.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(first, warp * 16 / p.fold_rows);
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
-    const bool inside = unit_inside(where, first_y, first_x + span - 1);
+    const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
     Element* base = static_cast<Element*>(p.y) +
                     unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
-    const bool holes = kSpan == 0 && __popc(job.columns) > kCount;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
 #pragma unroll 1
     for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * span;
+      const int width = min(kColumns, N - chunk) * kSpan;
       __syncwarp();
-      if (holes) {  // columns of phases without taps: the bias alone
-        for (int i = lane % 4; i < width; i += 4) {
-          put<1>(row, i, bias0);
-          put<1>(row, i + 8 * kPitch, bias8);
-        }
-        __syncwarp();
-      }
-      stage_columns<kFirst, kCount, kColumns, kSpan>(job, row, chunk, bias0, bias8);
+      // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+      stage_columns<kFirst, kCount, kColumns, kSpan>(row, chunk, ptx::unknown(bias0),
+                                                     ptx::unknown(bias8));
       __syncwarp();
       constexpr int kMost = 16 / sizeof(Element);
       const int channels = p.out_channels - channel;
       if (p.vector == kMost) {
-        sweep<kMost, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                            chunk, width);
+        sweep<kMost, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else if (p.vector == 2) {
-        sweep<2, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<2, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       } else {
-        sweep<1, kSpan>(staging, base, where, inside, job.columns, first_x, first_y, channels,
-                        chunk, width);
+        sweep<1, kSpan>(staging, base, where, inside, first_x, first_y, channels, chunk, width);
       }
     }
   }
 
   // Puts this lane's accumulators of one chunk into its two rows.
   template <int kFirst, int kCount, int kColumns, int kSpan>
-  __device__ __forceinline__ void stage_columns(const Sm90Job& job, uint32_t row, int chunk,
-                                                float bias0, float bias8) const {
+  __device__ __forceinline__ void stage_columns(uint32_t row, int chunk, float bias0,
+                                                float bias8) const {
 #pragma unroll
     for (int each = 0; each < N; each += kColumns) {
       if (each == chunk) {
@@ -2597,16 +2792,14 @@ struct Epilogue {
             const int q = g / 2 * 8 + threadIdx.x % 4 * 2;
             if constexpr (kSpan == 1) {
               put<2>(row, q + below, d[kFirst][i] + bias, d[kFirst][i + 1] + bias);
-            } else if constexpr (kSpan == 2) {
+            } else if constexpr (kCount == 2) {
               put<4>(row, 2 * q + below, d[0][i] + bias, d[1][i] + bias, d[0][i + 1] + bias,
                      d[1][i + 1] + bias);
             } else {
-#pragma unroll
-              for (int j = 0; j < kCount; ++j) {
-                const int place = q * p.out_step_x + p.kind[job.kind[j]].first_x + below;
-                put<1>(row, place, d[j][i] + bias);
-                put<1>(row, place + p.out_step_x, d[j][i + 1] + bias);
-              }
+              const float v = d[0][i] + bias, next = d[0][i + 1] + bias;
+              const bool odd = p.column_first[0];
+              put<4>(row, 2 * q + below, odd ? bias : v, odd ? v : bias, odd ? bias : next,
+                     odd ? next : bias);
             }
           }
         }
@@ -2628,7 +2821,7 @@ struct Epilogue {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = kind.first_y[warp * 16 / p.fold_rows];
+    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
@@ -2690,18 +2883,212 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (!job.interleave) {
-      store_each(job, where);
-    } else if constexpr (MB == 2) {
-      store_contiguous<0, 2, kChunk / 2, 2>(job, where);
-    } else {
-      // One phase of two that has taps (stride 2, dilation 2): with 8 columns at a time it took 4x
-      // what the rule expects (kb79_1d: 1.36 ms).
-      if constexpr (MB == 1) {
-        if (p.out_step_x == 2) return store_contiguous<0, 1, kChunk / 2, 0>(job, where);
+  // --- Stores by lines ---
+  // A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
+  // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
+  // output. Phases without taps are staged once a unit: nothing writes over them.
+
+  // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
+  // first output row (none for lines that do not exist), the bias.
+  static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
+  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
+
+  // Are the lines of every warp neighbouring channels of the same output row?
+  __device__ __forceinline__ bool channel_lines() const {
+    return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
+  }
+
+  // Puts down where this warp's lines go and what their columns without taps hold.
+  __device__ __forceinline__ void begin_lines(const Sm90Job& job, const Unit& where,
+                                              uint32_t staging) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    __syncwarp();
+    if (lane < 16) {
+      const Sm90Kind& kind = p.kind[job.kind[0]];
+      const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
+      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
+      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0;
+      const int64_t offset = channel * out_area() + static_cast<int64_t>(row) * p.out_w;
+      const uint64_t bytes = offset * sizeof(Element);
+      ptx::store_shared(staging + kLineRoom + 16 * lane,
+                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
+                                   __float_as_uint(row_bias(where, channel))));
+    }
+    __syncwarp();
+    if (p.width_phases == p.out_step_x) return;
+    for (int line = 0; line < p.warp_lines; ++line) {
+      uint32_t bias;
+      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
+      for (int i = lane; i < p.line_pitch; i += 32) {
+        put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
       }
-      store_contiguous<0, MB, 8, 0>(job, where);
+    }
+  }
+
+  __device__ __forceinline__ static int64_t line_bytes(uint4 line) {
+    return static_cast<int64_t>(static_cast<uint64_t>(line.y) << 32 | line.x);
+  }
+
+  // The accumulators of kGroup columns from n on; registers cannot be indexed, so the right ones
+  // among [kLow, kHigh) are found by halving. `at`: bytes from column 0 of the chunk.
+  template <int kLow, int kHigh, int kGroup>
+  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
+                                              uint32_t step, float bias0, float bias8) const {
+    if constexpr (kHigh - kLow <= kGroup) {
+#pragma unroll
+      for (int column = kLow; column < kHigh; column += 8)
+#pragma unroll
+        for (int j = 0; j < MB; ++j)
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const float bias = half ? bias8 : bias0;
+            const int i = column / 2 + 2 * half;
+            const uint32_t to = place[half][j] + at + (column - kLow) * step;
+            if (place[half][j]) {
+              put<1>(to, 0, d[j][i] + bias);
+              put<1>(to + step, 0, d[j][i + 1] + bias);
+            }
+          }
+    } else {
+      constexpr int kMiddle = kLow + ((kHigh - kLow) / kGroup + 1) / 2 * kGroup;
+      if (n < kMiddle) {
+        stage_group<kLow, kMiddle, kGroup>(n, at, place, step, bias0, bias8);
+      } else {
+        stage_group<kMiddle, kHigh, kGroup>(n, at, place, step, bias0, bias8);
+      }
+    }
+  }
+
+  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane. Some lines are
+  // read before any is written, as in `sweep`. kChannels: the lines are neighbouring channels of
+  // one output row, `lines` of them, and need not be looked up.
+  template <int V, bool kChannels>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
+                                              bool inside, int chunk, int count, int lines) const {
+    constexpr int kBatch = kChannels ? 4 : 2;
+    const int span = p.out_step_x, vectors = count * span / V;
+    const uint32_t per_point = (1u << 20) / span + 1;  // exact for what a staging slice holds
+    const uint32_t pitch = p.line_pitch * sizeof(Element);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < vectors; i += 32) {
+      const int position = i * V, q = position * per_point >> 20, residue = position - q * span;
+      const int column = first_column() + chunk + q, at = shared.places[column];
+      int rows = kNoLine;  // the lines of this column begin above this row
+      bool on = at >= 0;
+      if (!inside) {
+        const int entry = shared.columns[column];
+        rows = p.out_h - (where.y + (entry >> 8 & 255)) * p.out_step_y;
+        on = on && where.o + (entry >> 16) < p.batch &&
+             (where.x + (entry & 255)) * p.out_step_x + residue < p.out_w;
+      }
+      if (!on) continue;
+      char* target = base + static_cast<int64_t>(at + residue) * sizeof(Element);
+      uint32_t source = staging + position * sizeof(Element), entry_at = staging + kLineRoom;
+      if (kChannels) {
+        uint4 entry;
+        ptx::load_shared(entry, entry_at);
+        if (static_cast<int>(entry.z) >= rows) continue;
+        target += line_bytes(entry);
+      }
+#pragma unroll 1
+      for (int left = lines; left > 0; left -= kBatch) {
+        uint4 entry[kBatch];
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          if (!kChannels) ptx::load_shared(entry[k], min(entry_at + 16 * k, staging + kLastLine));
+          ptx::load_shared(v[k], source + k * pitch);
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          char* to = kChannels ? target : target + line_bytes(entry[k]);
+          const bool here = k < left && (kChannels || static_cast<int>(entry[k].z) < rows);
+          if (here) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
+          if (kChannels) target += out_area() * sizeof(Element);
+        }
+        source += kBatch * pitch;
+        entry_at += kBatch * 16;
+      }
+    }
+  }
+
+  template <bool kChannels>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
+                                              bool inside, int chunk, int count, int lines) const {
+    if (p.vector == kE) {
+      sweep_lines<kE, kChannels>(staging, base, where, inside, chunk, count, lines);
+    } else if (p.vector == 2) {
+      sweep_lines<2, kChannels>(staging, base, where, inside, chunk, count, lines);
+    } else {
+      sweep_lines<1, kChannels>(staging, base, where, inside, chunk, count, lines);
+    }
+  }
+
+  template <int kGroup>
+  __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
+    const Sm90Kind& kind = p.kind[job.kind[0]];
+    if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
+    begin_lines(job, where, staging);
+    char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
+                                         unit_offset(where, kind.first_z, 0, 0));
+    // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
+    uint32_t place[2][MB];
+    float bias[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + 8 * half, line = row / p.width_folds;
+      const int fold = row - line * p.width_folds;
+      uint4 entry;
+      ptx::load_shared(entry, staging + kLineRoom + 16 * line);
+      bias[half] = __uint_as_float(entry.w);
+#pragma unroll
+      for (int j = 0; j < MB; ++j) {
+        const int phase = j * p.width_folds + fold;
+        const bool on = line < p.warp_lines && phase < p.width_phases;
+        const int first_x = on ? p.column_first[phase] : 0;
+        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x;
+        place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
+      }
+    }
+    const uint32_t step = p.out_step_x * sizeof(Element);
+    const bool inside = unit_inside(where, p.out_step_y - 1, p.out_step_x - 1);
+    // Channels of this warp, where its lines are such.
+    const int channel = warp * p.warp_lines % p.fold_rows;
+    const int lines =
+        min(p.warp_lines, min(p.fold_rows, p.out_channels - job.channel[0]) - channel);
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += p.line_columns) {
+      const int count = min(p.line_columns, N - chunk);
+      __syncwarp();
+#pragma unroll 1
+      for (int n = 0; n < count; n += kGroup) {
+        // Else the compiler adds the bias to all accumulators before the loop, and spills them.
+        stage_group<0, N, kGroup>(chunk + n, n * step, place, step, ptx::unknown(bias[0]),
+                                  ptx::unknown(bias[1]));
+      }
+      __syncwarp();
+      if (channel_lines()) {
+        sweep_lines<true>(staging, base, where, inside, chunk, count, lines);
+      } else {
+        sweep_lines<false>(staging, base, where, inside, chunk, count, p.warp_lines);
+      }
+    }
+  }
+
+  // Many columns at a time are found once for 32 of them.
+  static constexpr int kManyColumns = 32;
+
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (MB == 1 && p.line_columns >= kManyColumns) {
+      store_lines<kManyColumns>(job, where);
+    } else if (p.line_columns) {
+      store_lines<8>(job, where);
+    } else if (!p.width_phases) {
+      store_each(job, where);
+    } else if constexpr (MB <= 2) {
+      store_contiguous<0, MB, kChunk / 2, 2>(job, where);
     }
   }
 };
@@ -3218,6 +3605,96 @@ struct Consumer : Epilogue<Operand, N, MB> {
 
 }  // namespace upconv
 
+// ===== csrc/cuda/sm90_fill.cuh ===================================================================
+
+// Hopper kernel: output rows that no tap reaches, which are the bias alone. They are no units of
+// work: every warp of the block writes its share of them when it has nothing else to do. Short rows
+// share too many sectors with their neighbours for that: there the whole output is filled before.
+
+namespace upconv {
+
+// --- Rows without taps -----------------------------------------------------------------------
+
+constexpr int kFillThreads = 256;  // where the whole output is filled first
+constexpr int kFillBytes = 16384;  // of a task and more; what a task costs besides is hidden then
+
+// `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
+template <typename Element>
+__device__ __forceinline__ void fill_run(Element* to, int count, Element value, uint4 vector) {
+  constexpr int kE = 16 / sizeof(Element);
+  const int lane = threadIdx.x % 32;
+  const int early = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Element)) & (kE - 1);
+  const int head = min(count, (kE - early) & (kE - 1)), body = (count - head) / kE;
+  const int tail = count - head - body * kE;
+  uint4* vectors = reinterpret_cast<uint4*>(to + head);
+  if (lane < head) __stcs(to + lane, value);
+  for (int i = lane; i < body; i += 32) __stcs(vectors + i, vector);
+  if (lane < tail) __stcs(to + count - tail + lane, value);
+}
+
+// The bias of a channel, and as many of it as make 16 bytes.
+template <typename Operand>
+__device__ __forceinline__ uint4 bias_vector(const Sm90Params& p, int channel,
+                                             typename Operand::Element* value) {
+  using Element = typename Operand::Element;
+  *value = p.bias ? static_cast<const Element*>(p.bias)[channel] : Operand::from_float(0.f);
+  const VectorOf<sizeof(Element)> bits = *reinterpret_cast<VectorOf<sizeof(Element)>*>(value);
+  const uint32_t word = sizeof(Element) == 4 ? bits : bits * 0x10001u;
+  return make_uint4(word, word, word, word);
+}
+
+template <typename Operand>
+__device__ __forceinline__ void fill_rows(const Sm90Params& p) {
+  using Element = typename Operand::Element;
+  if (!(p.fill_z | p.fill_y) || p.fill_first) return;
+  __syncwarp();  // the feeder is one thread of its warp
+  const int step = p.out_step_y / p.lanes, channels = p.conv_groups * p.out_channels;
+  const int period = step * p.out_w * static_cast<int>(sizeof(Element));
+  const int tall = step * ((kFillBytes + period - 1) / period);
+  const int pieces = (p.out_h + tall - 1) / tall;
+  const uint32_t tasks = static_cast<uint32_t>(p.batch) * channels * p.out_d * pieces;
+  const uint32_t warps = gridDim.x * (kThreads / 32);
+  for (uint32_t task = threadIdx.x / 32 * gridDim.x + blockIdx.x; task < tasks; task += warps) {
+    const uint32_t plane = task / pieces, piece = task - plane * pieces;  // plane: of one depth
+    const uint32_t image = plane / p.out_d, z = plane - image * p.out_d;
+    Element value;
+    const uint4 vector = bias_vector<Operand>(p, image % channels, &value);
+    int y = piece * tall;
+    const int end = min(y + tall, p.out_h);
+    Element* row =
+        static_cast<Element*>(p.y) + (static_cast<int64_t>(plane) * p.out_h + y) * p.out_w;
+    if (p.fill_z >> z % p.out_step_z & 1) {
+      fill_run(row, (end - y) * p.out_w, value, vector);
+      continue;
+    }
+    for (int residue = 0; y < end; ++y, row += p.out_w) {
+      if (p.fill_y >> residue & 1) fill_run(row, p.out_w, value, vector);
+      residue = residue + 1 == step ? 0 : residue + 1;
+    }
+  }
+}
+
+// Every output. A block's warps take neighbouring pieces.
+template <typename Operand>
+__global__ void sm90_fill(const __grid_constant__ Sm90Params p) {
+  using Element = typename Operand::Element;
+  constexpr int kPiece = kFillBytes / sizeof(Element);
+  const int64_t size = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  const int64_t pieces = (size + kPiece - 1) / kPiece;
+  const int channels = p.conv_groups * p.out_channels;
+  const int warps = blockDim.x / 32;
+  for (int64_t task = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
+       task < pieces * p.batch * channels; task += static_cast<int64_t>(gridDim.x) * warps) {
+    const int64_t plane = task / pieces, first = (task - plane * pieces) * kPiece;
+    Element value;
+    const uint4 vector = bias_vector<Operand>(p, static_cast<int>(plane % channels), &value);
+    const int count = static_cast<int>(min(size - first, static_cast<int64_t>(kPiece)));
+    fill_run(static_cast<Element*>(p.y) + plane * size + first, count, value, vector);
+  }
+}
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_gather.cuh =================================================================
 
 // Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: rows that do not
@@ -3326,9 +3803,9 @@ struct Loader {
     const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
     for (int i = 0; i < pass_items; ++i) {
-      const int iy = y + (walker.row * p.lanes + walker.lane) * p.in_step_y;
+      const int iy = y + (walker.row * p.tile_lanes + walker.lane) * p.in_step_y;
       const int ix = x + walker.quad * kItemPixels * p.in_step_x;
-      const bool row_inside = walker.lane < p.lanes && where.o + walker.image < p.batch &&
+      const bool row_inside = walker.lane < p.tile_lanes && where.o + walker.image < p.batch &&
                               static_cast<unsigned>(z) < p.in_d &&
                               static_cast<unsigned>(iy) < p.in_h;
       // Columns are checked where an item can hang over the edge; else all 4 are in or out.
@@ -3744,11 +4221,11 @@ struct BoxLoader {
       const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
-      const int box_row = p.flat ? 0 : row * p.lanes + lane;
+      const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
       const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
                      static_cast<int>(sizeof(Element));
-      source[i] = lane < p.lanes ? at : 0;
+      source[i] = lane < p.tile_lanes ? at : 0;
     }
   }
 
@@ -3901,6 +4378,11 @@ __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& sh
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
+// Few output channels would leave most of a block's 64 rows empty: these then hold several row
+// phases and width phases besides (folds), which share one list of taps, with zeros for weights
+// that a fold does not have. Rows of the output that no tap reaches are no units of work
+// (sm90_fill.cuh).
+//
 // The K loop of a unit runs over planes, and in each over slices of the input channels. A plane is
 // what taps of one depth read, and where the input has a step (the gradient of the input) of one
 // residue of rows and columns; the 2-D forward lap has one. Taps of a plane differ by whole pixels
@@ -3977,6 +4459,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::take_registers<192>();
     Consumer<Operand, N, MB>(p, shared, threadIdx.x / 128 - 1).run();
   }
+  fill_rows<Operand>(p);
 }
 
 // --- Weight packing --------------------------------------------------------------------------
@@ -4007,6 +4490,30 @@ __device__ __forceinline__ int pair_of(const Sm90List& list, int step, int k) {
   const int first = list.begin + whole * kStepPairs;
   if (step == whole && left >= 2) return k < 2 ? first + k : -1;
   return k == 0 ? list.begin + list.count - 1 : -1;
+}
+
+// The tap of a dimension that reads the input at `shift` for a phase, -1 for none.
+__device__ __forceinline__ int tap_of(const Sm90Axis& axis, int first, int shift) {
+  const int reach = first * axis.of_first + axis.base - shift * axis.of_shift;
+  const int k = reach / axis.step;
+  return reach >= 0 && k * axis.step == reach && k < axis.kernel ? k : -1;
+}
+
+// Weight position of a pair for row `row` of block `j` of a job, -1 where that row has no such tap,
+// and the output channel of the row.
+__device__ __forceinline__ int tap_of_row(const Sm90Params& p, const Sm90Job& job, int j, int row,
+                                          const Sm90Pair& pair, int* channel) {
+  const int within = row % 16 / p.width_folds, width_fold = row % 16 % p.width_folds;
+  const int line = row / 16 * p.warp_lines + within, fold = line / p.fold_rows;
+  const Sm90Kind& kind = p.kind[job.kind[j]];
+  const int phase = j * p.width_folds + width_fold;
+  *channel = job.channel[j] + line % p.fold_rows;
+  if (within >= p.warp_lines || fold >= p.folds || kind.row + fold >= p.row_phases) return -1;
+  if (p.width_phases && phase >= p.width_phases) return -1;
+  const int z = tap_of(p.axis[0], kind.first_z, pair.z);
+  const int y = tap_of(p.axis[1], p.row_first[kind.row + fold], pair.y);
+  const int x = tap_of(p.axis[2], p.width_phases ? p.column_first[phase] : kind.first_x, pair.x);
+  return z < 0 || y < 0 || x < 0 ? -1 : (z * p.axis[1].kernel + y) * p.axis[2].kernel + x;
 }
 
 // A weight of any strides -> [group][job][plane][slice][step][channel block][64 rows][16 bytes],
@@ -4044,8 +4551,9 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
     }
     const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
-    const int tap = index < 0 ? -1 : source.tap[row / p.fold_rows];
-    const int out = job.channel[j] + row % p.fold_rows;
+    int out;
+    const int found = tap_of_row(p, job, j, row, source, &out);
+    const int tap = index < 0 ? -1 : found;
     const int in = (slice * p.slice_blocks + source.block + half) * kE;
     alignas(16) typename Operand::Element values[kE];
 #pragma unroll
@@ -4137,8 +4645,15 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
+  if (p.fill_first) {
+    const int wide = 8 * multiprocessors;
+    sm90_fill<Operand><<<wide, kFillThreads, 0, stream>>>(p);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
   const int units = unit_count(p);
-  const int blocks = units < multiprocessors ? units : multiprocessors;
+  const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
+  const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
 #define UPCONV_TRY(n, mb)                  \
   if (p.tile_n == n && p.job_blocks == mb) \
     return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
@@ -4204,19 +4719,33 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
-      plan->jobs > kMaxJobs)
+      plan->jobs > kMaxJobs || plan->row_phases > kMaxRowPhases ||
+      plan->width_phases > kMaxWidthPhases)
     return false;
+  for (Sm90Axis& axis : plan->axis) {
+    axis.kernel = take();
+    axis.of_first = take();
+    axis.base = take();
+    axis.of_shift = take();
+    axis.step = take();
+  }
+  for (int i = 0; i < plan->row_phases; ++i) plan->row_first[i] = static_cast<int16_t>(take());
+  for (int i = 0; i < plan->width_phases; ++i) {
+    plan->column_first[i] = static_cast<int16_t>(take());
+  }
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
     kind.first_z = take();
-    for (int& first : kind.first_y) first = take();
+    kind.row = take();
     kind.first_x = take();
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
     pair.offset = take();
     pair.block = static_cast<int16_t>(take());
-    for (int16_t& tap : pair.tap) tap = static_cast<int16_t>(take());
+    pair.z = static_cast<int16_t>(take());
+    pair.y = static_cast<int16_t>(take());
+    pair.x = static_cast<int16_t>(take());
   }
   for (int i = 0; i < plan->visits; ++i) {
     Sm90Visit& visit = plan->visit[i];
@@ -4239,8 +4768,6 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     job.steps = take();
     job.visit = take();
     job.visits = take();
-    job.interleave = take();
-    job.columns = static_cast<uint32_t>(take());
   }
   return at == length;
 }

@@ -230,4 +230,3 @@ def phase_tables(shape: Shape, widths: tuple[int, ...]) -> list[int]:
     result += [shape.rows.firsts[phase] for phase in shape.row_phases]
     result += [shape.columns.firsts[phase] for phase in widths]
     return result
-

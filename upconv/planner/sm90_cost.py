@@ -50,8 +50,11 @@ SPLIT_CYCLES = {
 standard deviation 3.5 %."""
 GATHER_FACTOR = 2.0
 """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
-LINE_STORE = 2.0
-"""How much slower the stores by lines are, of more than two width phases or few channels."""
+LINE_STAGED, LINE_VECTOR = 0.25, 0.65
+"""Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
+or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
+hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
+8.7 %; the width of a vector hardly counts, so the bytes do not."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
@@ -83,6 +86,8 @@ class UnitWork:
     """The same, pieces of output rows."""
     kept: float
     """Slices that are multiplied with weights that stay in shared memory."""
+    lines: float = 0.0
+    """Cycles of stores by lines, which `stored` and `segments` leave out."""
     split: bool = False
     """float32 that must not be rounded."""
 
@@ -102,7 +107,8 @@ class UnitWork:
             "the stores": cost["stored"]
             + cost["segments"]
             + cost["bare_stores"]
-            + cost["bare_segments"],
+            + cost["bare_segments"]
+            + self.lines,
             "the weights": cost["weights"] + cost["kept"],
         }
 
@@ -123,6 +129,7 @@ class UnitWork:
             + each["bare_segments"] * self.bare_segments
             + each["kept"] * self.kept
             + each["unit"]
+            + self.lines
         )
 
     @property

@@ -16,7 +16,8 @@ from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTOR,
-    LINE_STORE,
+    LINE_STAGED,
+    LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
     UnitWork,
@@ -57,6 +58,8 @@ SPLIT = 3
 """Operand type of float32 that must not be rounded."""
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
+BLOCK_ROWS = 64
+BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
 PAIR_BYTES, VISIT_BYTES = 4, 48
@@ -152,11 +155,7 @@ class Tiling:
             "rings": self.weights.rings,
             "stages": self.weights.stages,
             "resident": int(self.weights.resident),
-            "raw_w": self.box[0],
-            "raw_h": self.box[1],
-            "raw_blocks": self.box[2],
-            "raw_bytes": self.box[3],
-            "raw_chunks": self.box[4],
+            **dict(zip(BOX_FIELDS, self.box, strict=True)),
             "flat": int(area.flat),
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
@@ -196,7 +195,8 @@ class Tiling:
         return (
             f"tile {area.images} x {area.height} x {area.width} lattice points, "
             f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
-            f"the two consumers {kind}; {shape.folds} row phases folded into 64 rows",
+            f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
+            f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
             f"slots, {self.weights}, input by {copies}",
             f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
@@ -427,10 +427,14 @@ def unit_work(
     stored = outputs * task.element_bytes
     span = shape.columns.out_step if job.together else 1
     segments = outputs / (area.width * span)
+    lines = 0.0
     if task.channels_last:
         segments = 0.0
     elif job.lines:
-        stored *= LINE_STORE
+        # Width phases without taps are vectors like the others.
+        staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
+        lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+        stored = segments = 0.0
     elif span < shape.columns.out_step:
         # A part of every sector, which costs as much as a whole one.
         stored *= min(shape.columns.out_step, 32 // task.element_bytes)
@@ -452,6 +456,7 @@ def unit_work(
         bare_stores=stored if rings == 2 else 0.0,
         bare_segments=segments if rings == 2 else 0.0,
         kept=unit_slices if resident else 0.0,
+        lines=lines,
         split=task.split,
     )
 

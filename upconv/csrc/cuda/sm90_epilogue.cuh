@@ -275,7 +275,7 @@ struct Epilogue {
 
   // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
   // first output row (none for lines that do not exist), the bias.
-  static constexpr int kLineRoom = kStagingBytes - 16 * 16;
+  static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
   static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
   // Are the lines of every warp neighbouring channels of the same output row?
@@ -344,49 +344,16 @@ struct Epilogue {
     }
   }
 
-  // The staged lines at one place of the output, V elements of each. Some are read before any is
-  // written, as in `sweep`. Lines of one row (`step` bytes apart, `lines` of them) need not be
-  // looked up.
+  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane. Some lines are
+  // read before any is written, as in `sweep`. kChannels: the lines are neighbouring channels of
+  // one output row, `lines` of them, and need not be looked up.
   template <int V, bool kChannels>
-  __device__ __forceinline__ void write_lines(uint32_t staging, uint32_t source, char* target,
-                                              int rows, int lines, int64_t step) const {
-    constexpr int kBatch = 4;
-    const uint32_t pitch = p.line_pitch * sizeof(Element);
-#pragma unroll 1
-    for (int line = 0; line < lines; line += kBatch) {
-      uint4 entry[kBatch];
-      Vector<V> v[kBatch];
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (line + k < lines) {
-          if (!kChannels) ptx::load_shared(entry[k], staging + kLineRoom + 16 * (line + k));
-          ptx::load_shared(v[k], source + k * pitch);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        char* to = kChannels ? target : target + line_bytes(entry[k]);
-        const bool on = line + k < lines && (kChannels || static_cast<int>(entry[k].z) < rows);
-        if (on) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
-        if (kChannels) target += step;
-      }
-      source += kBatch * pitch;
-    }
-  }
-
-  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane.
-  template <int V>
   __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
-                                              bool inside, int chunk, int count,
-                                              int lines_of_warp) const {
+                                              bool inside, int chunk, int count, int lines) const {
+    constexpr int kBatch = kChannels ? 4 : 2;
     const int span = p.out_step_x, vectors = count * span / V;
     const uint32_t per_point = (1u << 20) / span + 1;  // exact for what a staging slice holds
-    const bool channels = channel_lines();
-    const int64_t step = out_area() * sizeof(Element);
-    uint4 first;
-    ptx::load_shared(first, staging + kLineRoom);
-    const int lines = channels ? lines_of_warp : p.warp_lines;
-    if (channels) base += line_bytes(first);
+    const uint32_t pitch = p.line_pitch * sizeof(Element);
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < vectors; i += 32) {
       const int position = i * V, q = position * per_point >> 20, residue = position - q * span;
@@ -399,14 +366,46 @@ struct Epilogue {
         on = on && where.o + (entry >> 16) < p.batch &&
              (where.x + (entry & 255)) * p.out_step_x + residue < p.out_w;
       }
-      if (!on || (channels && static_cast<int>(first.z) >= rows)) continue;
+      if (!on) continue;
       char* target = base + static_cast<int64_t>(at + residue) * sizeof(Element);
-      const uint32_t source = staging + position * sizeof(Element);
-      if (channels) {
-        write_lines<V, true>(staging, source, target, rows, lines, step);
-      } else {
-        write_lines<V, false>(staging, source, target, rows, lines, step);
+      uint32_t source = staging + position * sizeof(Element), entry_at = staging + kLineRoom;
+      if (kChannels) {
+        uint4 entry;
+        ptx::load_shared(entry, entry_at);
+        if (static_cast<int>(entry.z) >= rows) continue;
+        target += line_bytes(entry);
       }
+#pragma unroll 1
+      for (int left = lines; left > 0; left -= kBatch) {
+        uint4 entry[kBatch];
+        Vector<V> v[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          if (!kChannels) ptx::load_shared(entry[k], min(entry_at + 16 * k, staging + kLastLine));
+          ptx::load_shared(v[k], source + k * pitch);
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          char* to = kChannels ? target : target + line_bytes(entry[k]);
+          const bool here = k < left && (kChannels || static_cast<int>(entry[k].z) < rows);
+          if (here) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
+          if (kChannels) target += out_area() * sizeof(Element);
+        }
+        source += kBatch * pitch;
+        entry_at += kBatch * 16;
+      }
+    }
+  }
+
+  template <bool kChannels>
+  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
+                                              bool inside, int chunk, int count, int lines) const {
+    if (p.vector == kE) {
+      sweep_lines<kE, kChannels>(staging, base, where, inside, chunk, count, lines);
+    } else if (p.vector == 2) {
+      sweep_lines<2, kChannels>(staging, base, where, inside, chunk, count, lines);
+    } else {
+      sweep_lines<1, kChannels>(staging, base, where, inside, chunk, count, lines);
     }
   }
 
@@ -455,12 +454,10 @@ struct Epilogue {
                                   ptx::unknown(bias[1]));
       }
       __syncwarp();
-      if (p.vector == kE) {
-        sweep_lines<kE>(staging, base, where, inside, chunk, count, lines);
-      } else if (p.vector == 2) {
-        sweep_lines<2>(staging, base, where, inside, chunk, count, lines);
+      if (channel_lines()) {
+        sweep_lines<true>(staging, base, where, inside, chunk, count, lines);
       } else {
-        sweep_lines<1>(staging, base, where, inside, chunk, count, lines);
+        sweep_lines<false>(staging, base, where, inside, chunk, count, p.warp_lines);
       }
     }
   }

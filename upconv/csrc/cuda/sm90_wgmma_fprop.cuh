@@ -6,6 +6,11 @@
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
+// Few output channels would leave most of a block's 64 rows empty: these then hold several row
+// phases and width phases besides (folds), which share one list of taps, with zeros for weights
+// that a fold does not have. Rows of the output that no tap reaches are no units of work
+// (sm90_fill.cuh).
+//
 // The K loop of a unit runs over planes, and in each over slices of the input channels. A plane is
 // what taps of one depth read, and where the input has a step (the gradient of the input) of one
 // residue of rows and columns; the 2-D forward pass has one. Taps of a plane differ by whole pixels
