@@ -1198,9 +1198,9 @@ def _planner():
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 779 runs of 36 problems, of which those within
-    # 1.4x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 7 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2215 runs of 33 problems, of which those within
+    # 1.3x of their problem's best count), by least squares with non-negative terms; the standard
+    # deviation is 10 %. The terms add up because the stages of the pipeline share the shared-memory port
     # and wait for each other; where they overlap fully the largest one alone would count. A test compares
     # the constants with the fit.
     CLOCK_MHZ = 1700.0
@@ -1209,27 +1209,33 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.3105,
-        "placed": 0.0235,
-        "slices": 256.3,
-        "starved": 57.46,
-        "turns": 501.3,
-        "stored": 0.0436,
-        "segments": 5.117,
-        "weights": 0.0277,
-        "unit": 0.0,
+        "tensor": 0.449,
+        "placed": 0.02875,
+        "slices": 69.42,
+        "starved": 0.0,
+        "turns": 502.9,
+        "stored": 0.05308,
+        "segments": 4.612,
+        "weights": 0.02154,
+        "bare_stores": 0.005554,
+        "bare_segments": 3.437,
+        "kept": 367.8,
+        "unit": 88.99,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
     SPLIT_CYCLES = {
-        "tensor": 0.4306,
-        "placed": 0.0507,
-        "slices": 514.5,
+        "tensor": 0.3985,
+        "placed": 0.05341,
+        "slices": 442.2,
         "starved": 0.0,
-        "turns": 753.5,
-        "stored": 0.0463,
-        "segments": 3.258,
-        "weights": 0.0381,
-        "unit": 736.8,
+        "turns": 801.8,
+        "stored": 0.04712,
+        "segments": 3.546,
+        "weights": 0.03946,
+        "bare_stores": 0.0,
+        "bare_segments": 0.0,
+        "kept": 0.0,
+        "unit": 578.8,
     }
     """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
     standard deviation 3.5 %."""
@@ -1266,6 +1272,12 @@ def _planner():
         """Pieces of output rows that are written in one go."""
         weights: float
         """Bytes of packed weights streamed from L2."""
+        bare_stores: float
+        """Bytes written while no other consumer multiplies: the consumers take no turns."""
+        bare_segments: float
+        """The same, pieces of output rows."""
+        kept: float
+        """Slices that are multiplied with weights that stay in shared memory."""
         lines: float = 0.0
         """Cycles of stores by lines, which `stored` and `segments` leave out."""
         split: bool = False
@@ -1284,8 +1296,12 @@ def _planner():
                 "the tensor cores": cost["tensor"],
                 "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
                 "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"] + cost["segments"] + self.lines,
-                "the weights": cost["weights"],
+                "the stores": cost["stored"]
+                + cost["segments"]
+                + cost["bare_stores"]
+                + cost["bare_segments"]
+                + self.lines,
+                "the weights": cost["weights"] + cost["kept"],
             }
 
         @property
@@ -1301,6 +1317,9 @@ def _planner():
                 + each["stored"] * self.stored
                 + each["segments"] * self.segments
                 + each["weights"] * self.weights
+                + each["bare_stores"] * self.bare_stores
+                + each["bare_segments"] * self.bare_segments
+                + each["kept"] * self.kept
                 + each["unit"]
                 + self.lines
             )
@@ -1310,6 +1329,57 @@ def _planner():
             """The stage that takes most."""
             terms = self.terms
             return max(terms, key=lambda name: terms[name])
+
+    # ===== planner/sm90_weights.py ================================================================
+    # How the weights of the Hopper kernel come into shared memory, and who shares them.
+    STEP_PAIRS = 4
+    """Entries of a tap list that share one weight block."""
+    STAGE_BYTES = 8192
+    """A weight block."""
+    MAX_STAGES = 24
+    """Of all rings, as kMaxStages in csrc/cuda/sm90_layout.cuh."""
+
+
+    @dataclass(frozen=True)
+    class WeightRings:
+        """How the weights come: through one ring that the consumers share in turns, or one for each
+        consumer, who then take no turns; or all at once, to stay."""
+
+        rings: int
+        stages: int
+        """Weight blocks of each ring."""
+        resident: bool = False
+
+        @property
+        def bytes(self) -> int:
+            return self.rings * self.stages * STAGE_BYTES
+
+        def __str__(self) -> str:
+            if self.resident:
+                return f"all {self.stages} weight blocks in shared memory"
+            if self.rings == 2:
+                return f"{self.stages} weight stages for each consumer, no turns"
+            return f"{self.stages} weight stages"
+
+
+    def weight_rings(split: bool, alternate: bool, groups: int, steps: int) -> "Iterator[WeightRings]":
+        """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
+        `groups`: different weights that units need; `steps`: weight blocks of a unit."""
+        for stages in (8, 6, 4):
+            yield WeightRings(1, stages)
+        if split:
+            return
+        if groups == 1 and 0 < steps <= MAX_STAGES:
+            yield WeightRings(1, steps, resident=True)
+        if not alternate:
+            for stages in (6, 5, 4):
+                yield WeightRings(2, stages)
+
+
+    def turn_slices(whole: bool, slices: int, slots: int) -> int:
+        """Slices of one turn: all of a unit where units alternate or no turns are taken; else half of
+        the ring, so that the next turn's slices arrive during this one."""
+        return max(slices, 1) if whole else max(min(slices, slots // 2), 1)
 
     # ===== planner/sm90_tiling.py =================================================================
     # Tilings of the Hopper kernel: which ones fit, and how long each should take.
@@ -1347,16 +1417,14 @@ def _planner():
     MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
-    STEP_PAIRS = 4
     BLOCK_ROWS = 64
     BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
-    STAGE_BYTES = 8192
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
     PAIR_BYTES, VISIT_BYTES = 4, 48
 
     """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
-    MAX_SLOTS, MAX_STAGES = 16, 16
+    MAX_SLOTS = 16
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -1378,7 +1446,7 @@ def _planner():
         slices: int
         """Channel slices of one plane."""
         slots: int
-        stages: int
+        weights: "WeightRings"
         turn_slices: int
         box: tuple[int, int, int, int, int]
         """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
@@ -1444,7 +1512,9 @@ def _planner():
                 "parts": SPLIT_PARTS if task.split else 1,
                 "slices": self.slices,
                 "slots": self.slots,
-                "stages": self.stages,
+                "rings": self.weights.rings,
+                "stages": self.weights.stages,
+                "resident": int(self.weights.resident),
                 **dict(zip(BOX_FIELDS, self.box, strict=True)),
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),
@@ -1488,7 +1558,7 @@ def _planner():
                 f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
                 f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
                 f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
-                f"slots, {self.stages} weight stages, input by {copies}",
+                f"slots, {self.weights}, input by {copies}",
                 f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
             )
 
@@ -1574,7 +1644,7 @@ def _planner():
         """Every legal tiling of a shape, with its expected time."""
         split = shape.task.split
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
-        depths = [blocks for blocks in (8, 4, 2) if blocks <= max(total_blocks, 2)]
+        depths = [blocks for blocks in (16, 8, 4, 2) if blocks <= max(total_blocks, 2)]
         loads: "dict[tuple[int, bool, int], Load]" = {}
         for n, blocks in SPLIT_TILES if split else TILES:
             job_list = by_blocks[blocks]
@@ -1640,16 +1710,21 @@ def _planner():
         slot = parts * slice_blocks * block_pitch(area) * 16
         room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
         tiles = tile_counts(shape, area)
-        known: "dict[int, tuple[UnitWork, float]]" = {}
-        for stages in (8, 6, 4):
-            slots = min((room - stages * STAGE_BYTES) // slot, MAX_SLOTS)
-            if slots < 2:
+        known: "dict[tuple[int, int, bool], tuple[UnitWork, float]]" = {}
+        own = False  # rings of their own for the consumers: the longest that fit, they cost the same
+        groups, steps = load.groups * shape.task.groups, load.steps * slices
+        for weights in weight_rings(shape.task.split, form[2], groups, steps):
+            slots = min((room - weights.bytes) // slot, MAX_SLOTS)
+            if slots < 2 or (weights.rings == 2 and own):
                 continue
-            turn = turn_slices(form[2], load.most_visits * slices, slots)
-            if turn not in known:
-                depth = (slices, turn, *ring[0][2::2])
-                known[turn] = timed(shape, load, job, form, area, depth, hardware)
-            work, cycles = known[turn]
+            own = weights.rings == 2
+            whole = form[2] or weights.rings == 2
+            turn = turn_slices(whole, load.most_visits * slices, slots)
+            key = turn, weights.rings, weights.resident
+            if key not in known:
+                depth = (slices, *key, *ring[0][2::2])
+                known[key] = timed(shape, load, job, form, area, depth, hardware)
+            work, cycles = known[key]
             yield Tiling(
                 *form[:3],
                 area,
@@ -1658,7 +1733,7 @@ def _planner():
                 load.sum_pairs,
                 slices,
                 slots,
-                stages,
+                weights,
                 turn,
                 ring[0],
                 load.groups,
@@ -1676,12 +1751,6 @@ def _planner():
             -(-shape.rows.count // area.height),
             -(-shape.columns.count // area.width),
         )
-
-
-    def turn_slices(alternate: bool, slices: int, slots: int) -> int:
-        """Slices of one turn: whole units where these alternate; else half of the ring, so that the
-        next turn's slices arrive during this one."""
-        return max(slices, 1) if alternate else max(min(slices, slots // 2), 1)
 
 
     def sum_slices(load: "Load") -> int:
@@ -1703,15 +1772,15 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int, int, int],
+        depth: tuple[int, int, int, bool, int, int],
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
         of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-        turn, channel blocks of a box, boxes in their ring."""
+        turn, rings of weights, whether those stay, channel blocks of a box, boxes in their ring."""
         task = shape.task
         n, _, alternate, slice_blocks = form
-        slices, per_turn, box_blocks, boxes = depth
+        slices, per_turn, rings, resident, box_blocks, boxes = depth
         share = slices / load.groups
         unit_slices = load.visits * share
         outputs = task.outputs * (1 - task.filled) / units
@@ -1730,6 +1799,8 @@ def _planner():
             # A part of every sector, which costs as much as a whole one.
             stored *= min(shape.columns.out_step, 32 // task.element_bytes)
         turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
+        if rings == 2:
+            turns = 0
         if task.split:
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
@@ -1741,7 +1812,10 @@ def _planner():
             turns=turns,
             stored=stored,
             segments=segments,
-            weights=load.steps * share * STAGE_BYTES,
+            weights=0.0 if resident else load.steps * share * STAGE_BYTES,
+            bare_stores=stored if rings == 2 else 0.0,
+            bare_segments=segments if rings == 2 else 0.0,
+            kept=unit_slices if resident else 0.0,
             lines=lines,
             split=task.split,
         )
@@ -1753,7 +1827,7 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int, int, int],
+        depth: tuple[int, int, int, bool, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
         """The work of a unit, and the cycles that the whole task should take."""
@@ -2056,7 +2130,9 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
   X(slices)       /* slices of one plane: they cover all input channels */                       \
   X(slots)        /* ring of input slices */                                                     \
-  X(stages)       /* ring of weight blocks */                                                    \
+  X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
+  X(stages)       /* of one such ring */                                                         \
+  X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
   X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
   X(raw_h)                                                                                       \
   X(raw_blocks) /* channel blocks of one */                                                      \
@@ -2360,6 +2436,12 @@ __device__ __forceinline__ T pinned(T value) {
   return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
+// What is computed from the value is computed here, and not ahead of a loop: a register less.
+__device__ __forceinline__ uint32_t computed_here(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -2414,6 +2496,8 @@ struct Tf32 {
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
     return ptx::round_to_tf32(bits);
   }
+  // What TMA has brought: it rounds on the way, to nearest with ties to even (seen on an H200).
+  static __device__ __forceinline__ uint32_t prepare_box(uint32_t bits) { return bits; }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
@@ -2430,7 +2514,7 @@ constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
-constexpr int kMaxStages = 16;
+constexpr int kMaxStages = 24;  // of all rings
 constexpr int kMaxChunks = 16;
 constexpr int kLoaderWarps = kLoaders / 32;
 constexpr int kCopyBoxes = 3;            // Sm90Params::copy
@@ -2463,7 +2547,7 @@ __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.
   return kBarrierBytes + kColumnBytes + 8 * kStagingBytes + table_bytes(p) + raw_ring_bytes(p) +
-         p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
+         p.rings * p.stages * kStageBytes + p.slots * slot_bytes(p) + 4096;
 }
 
 struct Shared {
@@ -2494,7 +2578,7 @@ struct Shared {
     raw = base + fixed + table_bytes(p);
     offsets = reinterpret_cast<int*>(memory + fixed + table_bytes(p) + kRawBytes);
     weights = raw + raw_ring_bytes(p);
-    slots = weights + p.stages * kStageBytes;
+    slots = weights + p.rings * p.stages * kStageBytes;
   }
 };
 static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
@@ -3380,9 +3464,11 @@ template <typename Operand, int N, int MB>
 struct Consumer : Epilogue<Operand, N, MB> {
   using Base = Epilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
-  const bool issuer;  // the one thread of the warpgroup that arrives on barriers
+  const bool issuer;   // the one thread of the warpgroup that arrives on barriers
+  const bool turns;    // the consumers share one ring of weights
+  const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
-  int stage = 0, slot = 0;
+  int stage, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
   // register each: there is none to spare.
@@ -3391,6 +3477,9 @@ struct Consumer : Epilogue<Operand, N, MB> {
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : Base{p, shared, c},
         issuer(threadIdx.x % 128 == 0),
+        turns(!Operand::kSplit && p.rings == 1),
+        ring_end(p.stages * (p.rings == 2 ? c + 1 : 1)),
+        stage(ring_end - p.stages),
         turn_parity(c == 0 ? 1 : 0) {}  // the first turn is consumer 0's
 
   // Gives back what one retired step has read: its weight stage, and its slot if it was the last
@@ -3409,13 +3498,13 @@ struct Consumer : Epilogue<Operand, N, MB> {
   }
 
   __device__ __forceinline__ void begin_turn() {
-    if constexpr (Operand::kSplit) return;
+    if (!turns) return;
     ptx::barrier_wait(shared.turn + 8 * c, turn_parity);
     turn_parity ^= 1;
   }
   // Hands the tensor cores on as soon as everything is issued, then gives back what was read.
   __device__ __forceinline__ void end_turn() {
-    ptx::barrier_arrive_if(!Operand::kSplit && issuer, shared.turn + 8 * (1 - c));
+    ptx::barrier_arrive_if(turns && issuer, shared.turn + 8 * (1 - c));
     drain();
     __syncwarp();
   }
@@ -3436,10 +3525,15 @@ struct Consumer : Epilogue<Operand, N, MB> {
   // tell two phases apart, and that warp would wait for ever.
   __device__ __forceinline__ void keep_together() { ptx::warpgroup_sync(1 + c); }
 
+  // Back to the first stage, whose next block comes with the next phase, unless it stays for ever.
+  __device__ __forceinline__ void wrap() {
+    stage -= p.stages;
+    stage_parity ^= 1 - p.resident;
+  }
   // Moves past the weight blocks and slots of the other consumer's turn.
   __device__ __forceinline__ void skip_stages(int steps) {
     stage += steps;
-    while (stage >= p.stages) stage -= p.stages, stage_parity ^= 1;
+    while (stage >= ring_end) wrap();
   }
   __device__ __forceinline__ void skip_slots(int slices) {
     slot += slices;
@@ -3465,8 +3559,8 @@ struct Consumer : Epilogue<Operand, N, MB> {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = keep ? 0 : stage + 1;
-    if (++stage == p.stages) stage = 0, stage_parity ^= 1;
+    newer = keep || p.resident ? 0 : stage + 1;
+    if (++stage == ring_end) wrap();
   }
 
   // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
@@ -3551,7 +3645,8 @@ struct Consumer : Epilogue<Operand, N, MB> {
     int slice = 0, left = slices;
     do {
       const int rest = max(left - p.turn_slices, 0);  // after this turn
-      const int other_steps = p.alternate ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
+      const int other_steps =
+          p.alternate || !turns ? 0 : steps_in(p, visit, 1 - c, slice, left - rest);
       if (c == 1) skip_stages(other_steps);
       begin_turn();
       if (!left) keep_together();
@@ -4019,6 +4114,61 @@ namespace upconv {
 
 // --- Feeder ----------------------------------------------------------------------------------
 
+// Where the units end whose weights are loaded: after this block's first one if they then stay.
+__device__ __forceinline__ int weight_units(const Sm90Params& p) {
+  return p.resident ? static_cast<int>(blockIdx.x) + 1 : unit_count(p);
+}
+
+// The weights of consumer `c` in a unit.
+__device__ __forceinline__ const uint4* weights_of(const Sm90Params& p, int unit, int c) {
+  const int64_t skipped =
+      p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
+  const Sm90Job& job = p.job[job_of(p, group_of(p, unit), c)];
+  return p.w + (skipped + job.weights) * (kStageBytes / 16);
+}
+
+// The weight blocks of all units for one consumer, which has a ring of its own.
+struct OwnWeightFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const int c, units, end;
+  int unit, stage, left = 0;
+  uint32_t parity = 1;
+  const uint4* from = nullptr;
+
+  __device__ __forceinline__ OwnWeightFeed(const Sm90Params& p, const Shared& shared, int c)
+      : p(p),
+        shared(shared),
+        c(c),
+        units(ptx::pinned(weight_units(p))),
+        end(ptx::pinned(p.stages * (c + 1))),
+        unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
+        stage(end - p.stages) {
+    find();
+  }
+  __device__ __forceinline__ bool live() const { return unit < units; }
+
+  // The next unit that has weights.
+  __device__ __forceinline__ void find() {
+    while (left == 0) {
+      unit += gridDim.x;
+      if (!live()) return;
+      from = weights_of(p, unit, c);
+      left = p.job[job_of(p, group_of(p, unit), c)].steps;
+    }
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
+    const uint32_t full = shared.weights_full + 8 * stage;
+    ptx::barrier_arrive_expect(full, kStageBytes);
+    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
+    from += kStageBytes / 16;
+    if (++stage == end) stage -= p.stages, parity ^= 1;
+    if (--left == 0) find();
+  }
+};
+
 // The weight blocks of all units, in the order in which the consumers take their turns.
 struct WeightFeed {
   const Sm90Params& p;
@@ -4038,7 +4188,7 @@ struct WeightFeed {
   __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
       : p(p),
         shared(shared),
-        units(ptx::pinned(unit_count(p))),
+        units(ptx::pinned(weight_units(p))),
         stages(ptx::pinned(p.stages)),
         ring(ptx::pinned(shared.weights)),
         unit(blockIdx.x) {
@@ -4049,14 +4199,11 @@ struct WeightFeed {
 
   __device__ __forceinline__ void begin_unit() {
     const int group = group_of(p, unit);
-    const int64_t skipped =
-        p.conv_groups > 1 ? static_cast<int64_t>(Unit(p, unit).conv_group) * p.weight_blocks : 0;
-    const Sm90Job& job = p.job[job_of(p, group, 0)];
-    first = p.w + (skipped + job.weights) * (kStageBytes / 16);
-    second = p.w + (skipped + p.job[job_of(p, group, 1)].weights) * (kStageBytes / 16);
+    first = weights_of(p, unit, 0);
+    second = weights_of(p, unit, 1);
     slices = slices_of(p, group);
     slice = 0;
-    visit = shared.visits + job.visit * kVisitWords;
+    visit = shared.visits + p.job[job_of(p, group, 0)].visit * kVisitWords;
   }
 
   // The next turn that has weights.
@@ -4175,8 +4322,17 @@ struct BoxFeed {
 template <typename Operand>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {
-  WeightFeed weights(p, shared);
   BoxFeed boxes(p, shared, map, Operand::kBlockChannels);
+  if (p.rings == 2) {
+    OwnWeightFeed first(p, shared, 0), second(p, shared, 1);
+    while (first.live() || second.live() || boxes.live()) {
+      first.try_next();
+      second.try_next();
+      boxes.try_next();
+    }
+    return;
+  }
+  WeightFeed weights(p, shared);
   while (weights.live() || boxes.live()) {
     weights.try_next();
     boxes.try_next();
@@ -4249,8 +4405,8 @@ struct BoxLoader {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (kE == 4) {
       ptx::store_shared_if(on, target,
-                           make_uint4(Operand::prepare(v[0]), Operand::prepare(v[1]),
-                                      Operand::prepare(v[2]), Operand::prepare(v[3])));
+                           make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
+                                      Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
       if constexpr (Operand::kSplit) {
         ptx::store_shared_if(on, target + tail_step,
                              make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
@@ -4397,13 +4553,16 @@ __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& sh
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
 // the other has the tensor cores. A turn is a whole unit of work when units alternate between them
 // (few output channels), or some slices when both work on the same tile with different weights.
-// With split operands they take no turns: both work on the same unit, half of its columns each.
+// There each may have a ring of weights of its own instead, and no turns: with many slices a unit
+// turns cost more than the stores that they hide. (In one ring without turns, a consumer could take
+// the other's block for its own.) All weights of a small layer stay in the ring from the first unit
+// on. With split operands they take no turns: both work on the same unit, half of its columns each.
 // Pipelines (mbarriers, in order of travel of a box, of an input slot and of a weight stage):
 //   raw_full[chunk]      TMA completes               -> loaders may read the box
 //   raw_free[chunk]      3 loader warps arrive       -> the feeder may load another
 //   filled[slot]         3 loader warps arrive       -> consumers may read
 //   emptied[slot]        each reading consumer       -> loaders may fill again
-//   weights_full[stage]  bulk copy completes         -> the consumer whose turn it is may read
+//   weights_full[stage]  bulk copy completes         -> the consumer that it is for may read
 //   spent[stage]         that consumer arrives       -> the feeder may load another
 //   turn[consumer]       the other consumer has issued everything of its turn
 
@@ -4620,8 +4779,9 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
                             static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
                             static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
                             static_cast<cuuint32_t>(p.tile_o)};
-  const CUtensorMapDataType type =
-      kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                   : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                     : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
