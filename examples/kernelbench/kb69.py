@@ -1356,6 +1356,9 @@ def _planner():
         def bytes(self) -> int:
             return self.rings * self.stages * STAGE_BYTES
 
+        def fields(self) -> dict[str, int]:
+            return {"rings": self.rings, "stages": self.stages, "resident": int(self.resident)}
+
         def __str__(self) -> str:
             if self.resident:
                 return f"all {self.stages} weight blocks in shared memory"
@@ -1514,9 +1517,7 @@ def _planner():
                 "parts": SPLIT_PARTS if task.split else 1,
                 "slices": self.slices,
                 "slots": self.slots,
-                "rings": self.weights.rings,
-                "stages": self.weights.stages,
-                "resident": int(self.weights.resident),
+                **self.weights.fields(),
                 **dict(zip(BOX_FIELDS, self.box, strict=True)),
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),

@@ -27,6 +27,9 @@ class WeightRings:
     def bytes(self) -> int:
         return self.rings * self.stages * STAGE_BYTES
 
+    def fields(self) -> dict[str, int]:
+        return {"rings": self.rings, "stages": self.stages, "resident": int(self.resident)}
+
     def __str__(self) -> str:
         if self.resident:
             return f"all {self.stages} weight blocks in shared memory"
