@@ -46,7 +46,7 @@ def calls(draw: st.DrawFn) -> dict[str, object]:
         "dtype": draw(st.sampled_from(list(LIMIT))),
         "batch": draw(st.integers(1, 6)),
         "cin": draw(st.integers(8 // step, 160 // step)) * step,
-        "cout": draw(st.integers(8 // step, 200 // step)) * step,
+        "cout": draw(st.integers(1, 12) | st.integers(8 // step, 200 // step)) * step,
         "size": (draw(st.integers(1, 48)), draw(st.integers(1, 130))),
         "kernel": pair(1, 6),
         "stride": stride,

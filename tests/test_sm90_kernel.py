@@ -238,6 +238,16 @@ def test_lines_hold_their_width_phases_side_by_side(library: ctypes.CDLL, name: 
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_gradients_of_few_input_channels_are_stored_by_lines(
+    library: ctypes.CDLL, channels: int
+) -> None:
+    problem = Problem.of(2, channels, 16, (9, 20), 4, 2, 1, tf32=True)
+    chosen = [found for found in tilings(TASKS["grad_input"](problem)) if found[1][0].lines]
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "grad_input", sm90.record(shape, job_list, tiling), 0)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("stride", "dilation"), [((1, 2, 2), (1, 2, 2)), ((2, 2, 1), (2, 2, 1)), ((3, 5, 2), (1, 1, 2))]
