@@ -27,8 +27,9 @@ Size = int | tuple[int, ...] | list[int]
 """One integer for every spatial dimension, or one for each."""
 
 WORTH_RECORDING_US = 100.0
-"""A shorter call that records gradients takes PyTorch's function: ours are recorded in Python,
-about 30 us more a call, which a kernel that runs for 100 us or more can be expected to win back."""
+"""A shorter call that records gradients takes PyTorch's function, unless our gradients take as
+long: ours are recorded in Python, about 30 us more a call, which a kernel that runs for 100 us or
+more can be expected to win back."""
 
 MOST_ROUTES = 16384
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
@@ -195,11 +196,11 @@ def _long_way(
     recording = records_gradient(*tensors)
     native = plan is not None and plan.kernel != "aten" and ops.serve(input.device.type)
     route: tuple[tuple[Any, ...], bool, bool | None] | None
-    if plan is not None and native:
-        route = _shortest(ndim, rest), True, plan.chosen.microseconds >= WORTH_RECORDING_US
-    elif plan is not None and plan.hardware.kind == "cuda":
-        recorded = _gradients_served(plan, tensors) if recording else None
-        route = _shortest(ndim, rest), False, recorded
+    if plan is not None and (native or plan.hardware.kind == "cuda"):
+        recorded: bool | None = native and plan.chosen.microseconds >= WORTH_RECORDING_US
+        if not recorded and plan.hardware.kind == "cuda":
+            recorded = _gradients_served(plan, tensors) if recording else None
+        route = _shortest(ndim, rest), native, recorded
     else:
         route = None
     if len(_routes) >= MOST_ROUTES:
@@ -213,7 +214,7 @@ def _long_way(
 
 
 def _gradients_served(plan: Plan, tensors: tuple[Any, ...]) -> bool:
-    """Is a layer whose forward pass is PyTorch's worth recording for the sake of its gradients?"""
+    """Is a layer whose forward pass is PyTorch's, or short, worth recording for its gradients?"""
     asked = zip(tensors, ("grad_input", "grad_weight"), strict=False)
     directions = [direction for tensor, direction in asked if tensor.requires_grad]
     answers = [plans.gradient_plan(plan, direction) for direction in directions]

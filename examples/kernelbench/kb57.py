@@ -1209,18 +1209,18 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "tensor": 0.449,
-        "placed": 0.02875,
-        "slices": 69.42,
+        "tensor": 0.4675,
+        "placed": 0.02902,
+        "slices": 63.43,
         "starved": 0.0,
-        "turns": 502.9,
-        "stored": 0.05308,
-        "segments": 4.612,
-        "weights": 0.02154,
-        "bare_stores": 0.005554,
-        "bare_segments": 3.437,
-        "kept": 367.8,
-        "unit": 88.99,
+        "turns": 499.7,
+        "stored": 0.05338,
+        "segments": 4.027,
+        "weights": 0.02125,
+        "bare_stores": 0.005791,
+        "bare_segments": 3.236,
+        "kept": 362.8,
+        "unit": 116.8,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
     SPLIT_CYCLES = {
@@ -1239,8 +1239,13 @@ def _planner():
     }
     """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
     standard deviation 3.5 %."""
-    GATHER_FACTOR = 2.0
-    """How much slower a tile fills where the loaders copy by themselves instead of TMA."""
+    GATHER_FACTORS = (2.0, 3.5, 40.0)
+    """How much slower a tile fills where the loaders copy by themselves instead of TMA: 16 bytes at a
+    time, 4 bytes, one element of 16 bits."""
+    STEPPED_GATHER = 1.5
+    """The same again where columns are taken with a step. All from what was left of backward passes on
+    an H200 without the weight's gradient and the bias's, not from runs of their own: kb57 and kb71 2 to
+    3.5, kb77_3d, kb79_1d and kb81 5 to 7 in TF32 and 35 to 50 in BF16."""
     LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 
     """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
@@ -1398,8 +1403,6 @@ def _planner():
         (128, 2),
         (104, 2),
         (64, 2),
-        (80, 3),
-        (64, 4),
     )
     """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
@@ -1804,7 +1807,9 @@ def _planner():
             turns = 0
         if task.split:
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
-        gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
+        gathered = 1.0
+        if area.copy != COPY_BOXES:
+            gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
@@ -4747,7 +4752,7 @@ namespace upconv {
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
 #define UPCONV_SM90_TILES(X) \
   X(256, 1)                  \
-  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2)
 
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)

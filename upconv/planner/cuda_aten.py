@@ -44,9 +44,13 @@ GRADIENT = {
 """How many times the arithmetic the gradients take on the contiguous layout, by dtype: where taps
 of neighbouring outputs overlap (grad_input: at stride 1), and elsewhere. Below what was
 measured on 9 layers."""
-GRADIENT_TRAFFIC = {"grad_input": 2.0, "grad_weight": 3.0}
+GRADIENT_TRAFFIC = {
+    "grad_input": {"float32": 2.7, "small": 5.0},
+    "grad_weight": {"float32": 3.0, "small": 3.0},
+}
 """The copies to channels_last and back, as a multiple of the least traffic. The whole estimate of
-grad_weight is 0.5 to 1.2 times what was measured (24 layers, TF32 and BF16)."""
+grad_weight is 0.5 to 1.2 times what was measured (24 layers, TF32 and BF16), that of grad_input 0.6
+to 1.2 times what whole backward passes took less the rest (20 layers)."""
 
 
 GRADIENT_TILE, GRADIENT_MOST_WASTE = 64, 4.0
@@ -63,6 +67,11 @@ GROUPED_INPUT_TERAFLOPS = {"float32": 10.0, "small": 8.0, "three dimensions": 2.
 FEW_INPUT_TERAFLOPS = {"float32": (3.5, 25.0), "small": (8.0, 12.0)}
 """The input's gradient with fewer than FEW_CHANNELS input channels, and with fewer output channels:
 2.8 and 12 to 22 over 3 layers, 6.3 and 4.7 to 11 with 16-bit types."""
+
+
+VOLUME_INPUT_GRADIENT = {"float32": 2.2, "small": 2.3}
+"""How much longer the input's gradient takes in three dimensions at stride 1 than the rule for two
+says: 2.2 to 2.7 times, and 2.5 to 4.4 with 16-bit types, over 3 layers."""
 
 
 def slow_input_gradient(problem: Problem) -> float:
@@ -88,7 +97,9 @@ def gradient_microseconds(problem: Problem) -> float:
     else:
         overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
     share = GRADIENT[problem.direction][kind][0 if overlap else 1]
-    copies = GRADIENT_TRAFFIC[problem.direction] * memory
+    copies = GRADIENT_TRAFFIC[problem.direction][kind] * memory
+    if problem.direction == "grad_input" and problem.ndim == 3 and overlap:
+        share, copies = (each * VOLUME_INPUT_GRADIENT[kind] for each in (share, copies))
     slow = slow_input_gradient(problem) if problem.direction == "grad_input" else 0.0
     if problem.direction == "grad_weight":
         channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]

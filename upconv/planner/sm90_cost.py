@@ -18,18 +18,18 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "tensor": 0.449,
-    "placed": 0.02875,
-    "slices": 69.42,
+    "tensor": 0.4675,
+    "placed": 0.02902,
+    "slices": 63.43,
     "starved": 0.0,
-    "turns": 502.9,
-    "stored": 0.05308,
-    "segments": 4.612,
-    "weights": 0.02154,
-    "bare_stores": 0.005554,
-    "bare_segments": 3.437,
-    "kept": 367.8,
-    "unit": 88.99,
+    "turns": 499.7,
+    "stored": 0.05338,
+    "segments": 4.027,
+    "weights": 0.02125,
+    "bare_stores": 0.005791,
+    "bare_segments": 3.236,
+    "kept": 362.8,
+    "unit": 116.8,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPLIT_CYCLES = {
@@ -48,8 +48,13 @@ SPLIT_CYCLES = {
 }
 """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
 standard deviation 3.5 %."""
-GATHER_FACTOR = 2.0
-"""How much slower a tile fills where the loaders copy by themselves instead of TMA."""
+GATHER_FACTORS = (2.0, 3.5, 40.0)
+"""How much slower a tile fills where the loaders copy by themselves instead of TMA: 16 bytes at a
+time, 4 bytes, one element of 16 bits."""
+STEPPED_GATHER = 1.5
+"""The same again where columns are taken with a step. All from what was left of backward passes on
+an H200 without the weight's gradient and the bias's, not from runs of their own: kb57 and kb71 2 to
+3.5, kb77_3d, kb79_1d and kb81 5 to 7 in TF32 and 35 to 50 in BF16."""
 LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and

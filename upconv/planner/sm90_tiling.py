@@ -15,11 +15,12 @@ from .sm90_area import COPY_BOXES, Area, aligned, areas, raw_ring, up
 from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
-    GATHER_FACTOR,
+    GATHER_FACTORS,
     LINE_STAGED,
     LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
+    STEPPED_GATHER,
     UnitWork,
 )
 from .sm90_task import Shape, Taps, Task, Triple
@@ -38,8 +39,6 @@ TILES = (
     (128, 2),
     (104, 2),
     (64, 2),
-    (80, 3),
-    (64, 4),
 )
 """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
@@ -441,7 +440,9 @@ def unit_work(
         turns = 0
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
-    gathered = 1 if area.copy == COPY_BOXES else GATHER_FACTOR
+    gathered = 1.0
+    if area.copy != COPY_BOXES:
+        gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,

@@ -11,7 +11,7 @@ namespace upconv {
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
 #define UPCONV_SM90_TILES(X) \
   X(256, 1)                  \
-  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2) X(80, 3) X(64, 4)
+  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2)
 
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)
