@@ -317,6 +317,7 @@ def test_from_options(
 ) -> None:
     path = tmp_path / "layer.py"
     more = ["--stride", "2,1", "--padding", "1", "--no-bias", "--dtype", dtype]
+    more += ["--input", "8,24,128,128"]  # a smaller one takes another kernel
     assert cli.main(["export", *LAYER, *more, "-o", str(path)]) == 0
     assert f"written: {path} (sm90_wgmma_fprop, {dtype}, " in capsys.readouterr().out
     assert rules.violations(path.read_text(), dtype) == []

@@ -257,9 +257,11 @@ def test_undefined_symbol_is_found_by_the_build(build_cache, tiny_sources):
 
 
 def test_library_that_crashes_when_loaded(build_cache, tiny_sources):
-    """It takes down the build's process, not ours."""
+    """It takes down the build's process, not ours. What was said before does not hide that."""
     with (tiny_sources / "tiny.cpp").open("a") as file:
-        file.write("#include <csignal>\nstatic int crash = raise(SIGSEGV);\n")
+        file.write("#include <csignal>\n#include <cstdio>\n")
+        file.write('static int said = std::fputs("warning: odd\\n", stderr);\n')
+        file.write("static int crash = raise(SIGSEGV);\n")
     result = loader.obtain(tiny_spec(tiny_sources))
     assert not result.ok
     assert "signal 11" in result.reason

@@ -173,6 +173,7 @@ def test_many_phases_fit_the_tables_or_are_refused(
         ({"channels_last": True}, "contiguous layout"),
         ({"batch": 0}, "nothing to compute"),
         ({"in_size": (2**16, 2**16)}, "2^31 pixels"),
+        ({"tf32": False, "in_channels": 240}, "2160 products an output"),
     ],
 )
 def test_refusals_say_why(change: dict[str, object], words: str) -> None:

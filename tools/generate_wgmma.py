@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WIDTHS = (64, 80, 104, 128, 184, 216, 240, 256)
+WIDTHS = (64, 104, 128, 184, 216, 240, 256)
 """N of the instruction, in pixels; the planner's tiles use exactly these."""
 
 SPLIT_WIDTHS = (64, 104, 112, 128)

@@ -12,6 +12,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ def versions() -> dict[str, Any]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
+    with suppress(Exception):  # a broken installation is told of elsewhere
+        import torch
+
+        found["torch"] = torch.__version__  # the package's leaves out the CUDA it was built for
     found["system"] = platform.platform()
     return found
 

@@ -227,14 +227,14 @@ class _Attempt:
         log = store.log_path(folder, self.name)
         try:
             if log.stat().st_mtime >= self.started:
-                raise BuildFailed(_refused(log.read_text(errors="replace"), log))
+                raise BuildFailed(_refused(error_line(log.read_text(errors="replace")), log))
         except OSError:
             return
 
     def _explain(self, folder: Path, problem: BuildFailed) -> str:
         if not problem.log:
             return str(problem)
-        return _refused(problem.log, store.keep_log(folder, self.name, problem.log))
+        return _refused(str(problem), store.keep_log(folder, self.name, problem.log))
 
     def notice(self) -> None:
         """One line to whoever sits in front of a terminal and waits."""
@@ -270,9 +270,9 @@ def _folders(notes: list[str]) -> list[tuple[Path, bool]]:
     return chosen
 
 
-def _refused(log: str, kept: Path | None) -> str:
+def _refused(reason: str, kept: Path | None) -> str:
     place = f" (the compiler's whole output is in {kept})" if kept else ""
-    return f"the build failed: {error_line(log)}{place}"
+    return f"the build failed: {reason}{place}"
 
 
 def _dlopen(library: Path) -> str:
