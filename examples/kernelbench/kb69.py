@@ -1408,6 +1408,9 @@ def _planner():
     )
     """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+    BLOCKS = tuple(sorted({blocks for _, blocks in TILES}))
+    """Row blocks that a job may have."""
+
     SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
     """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
     SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
@@ -1729,7 +1732,7 @@ def _planner():
             key = turn, weights.rings, weights.resident
             if key not in known:
                 depth = (slices, *key, *ring[0][2::2])
-                known[key] = timed(shape, load, job, form, area, depth, hardware)
+                known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
             work, cycles = known[key]
             yield Tiling(
                 *form[:3],
@@ -1836,10 +1839,11 @@ def _planner():
         form: tuple[int, int, bool, int],
         area: "Area",
         depth: tuple[int, int, int, bool, int, int],
+        tiles: tuple[int, int, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
         """The work of a unit, and the cycles that the whole task should take."""
-        units = prod(tile_counts(shape, area)) * load.groups * shape.task.groups
+        units = prod(tiles) * load.groups * shape.task.groups
         work = unit_work(shape, load, job, form, area, depth, units)
         filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
         memory = (shape.task.bytes - filled) / units / DRAM_BYTES
@@ -1867,9 +1871,10 @@ def _planner():
     #     kinds   tap lists by plane (sm90_task.py): a depth phase, and row and width phases folded
     #     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
     #             float32 must not be rounded)
-    #     jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
+    #     jobs    what one warpgroup accumulates: blocks of 64 rows, each a kind and 64 channels
     #     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
-    #     tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
+    #     tiling  which pixels make a tile (sm90_area.py), how it lies in shared memory, how deep the
+    #             rings are (sm90_tiling.py, sm90_weights.py), what it costs (sm90_cost.py)
     #
     # and picks the tiling with the least expected time. `record` writes it all as the integers that
     # csrc/cuda/sm90_params.h reads. `consider` answers for the forward computation; any other direction is a
@@ -1964,7 +1969,7 @@ def _planner():
         """The fastest plan for a task that `legality` lets through."""
         best: "tuple[Shape, list[Job], Tiling] | None" = None
         for shape in shapes(task):
-            by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
+            by_blocks = {blocks: jobs(shape, blocks) for blocks in BLOCKS}
             for tiling in tilings(shape, by_blocks, hardware):
                 if best is None or tiling.cycles < best[2].cycles:
                     chosen = by_blocks[tiling.blocks]
@@ -2724,6 +2729,7 @@ struct Epilogue {
   static constexpr int kChunk = 256 / sizeof(Element);
   static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
   static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
+  static_assert(MB <= 2, "more than two width phases are stored by lines");
   static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
   static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
   const Sm90Params& p;
@@ -2968,7 +2974,7 @@ struct Epilogue {
     if constexpr (j < MB) {
       if (p.channels_last) {
         store_channels_last<j>(job, where);
-      } else if constexpr (MB <= 2) {
+      } else {
         store_contiguous<j, 1, kChunk, 1>(job, where);
       }
       store_each<j + 1>(job, where);
@@ -3179,7 +3185,7 @@ struct Epilogue {
       store_lines<8>(job, where);
     } else if (!p.width_phases) {
       store_each(job, where);
-    } else if constexpr (MB <= 2) {
+    } else {
       store_contiguous<0, MB, kChunk / 2, 2>(job, where);
     }
   }
@@ -4724,6 +4730,27 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
 
 }  // namespace upconv
 
+// ===== csrc/cuda/tensor_map.h ====================================================================
+
+// The driver's function that describes a tensor to the TMA, found at run time, so that nothing
+// links against the driver.
+
+namespace upconv {
+
+// nullptr where the driver has none.
+inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
+  static const auto encode = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
+                                     &result);
+    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
+  }();
+  return encode;
+}
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_launch.cuh =================================================================
 
 // Host side of the Hopper kernel for one operand type: plan integers in, two launches out.
@@ -4740,17 +4767,10 @@ namespace upconv {
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
-// zeros and not the next one's, whose NaN would survive zero weights. The driver's function is
-// found at run time, so that nothing links against the driver.
+// zeros and not the next one's, whose NaN would survive zero weights.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                     &result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
+  const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };

@@ -6,9 +6,10 @@ pixels in shared memory, at one place of the tile for each tap. The planner turn
     kinds   tap lists by plane (sm90_task.py): a depth phase, and row and width phases folded
     pairs   entries of a tap list: a tap and two 16-byte channel blocks, one WGMMA each (three where
             float32 must not be rounded)
-    jobs    what one warpgroup accumulates: up to 4 blocks of 64 rows, each a kind and 64 channels
+    jobs    what one warpgroup accumulates: blocks of 64 rows, each a kind and 64 channels
     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
-    tiling  which pixels make a tile, how it lies in shared memory, how deep the rings are
+    tiling  which pixels make a tile (sm90_area.py), how it lies in shared memory, how deep the
+            rings are (sm90_tiling.py, sm90_weights.py), what it costs (sm90_cost.py)
 
 and picks the tiling with the least expected time. `record` writes it all as the integers that
 csrc/cuda/sm90_params.h reads. `consider` answers for the forward pass; any other direction is a
@@ -32,6 +33,7 @@ from .sm90_task import (
     shapes,
 )
 from .sm90_tiling import (
+    BLOCKS,
     MAX_BLOCKS,
     OPERANDS,
     Tiling,
@@ -131,7 +133,7 @@ def consider_task(task: Task, hardware: Hardware) -> Candidate | Refusal:
     """The fastest plan for a task that `legality` lets through."""
     best: tuple[Shape, list[Job], Tiling] | None = None
     for shape in shapes(task):
-        by_blocks = {blocks: jobs(shape, blocks) for blocks in range(1, MAX_BLOCKS + 1)}
+        by_blocks = {blocks: jobs(shape, blocks) for blocks in BLOCKS}
         for tiling in tilings(shape, by_blocks, hardware):
             if best is None or tiling.cycles < best[2].cycles:
                 chosen = by_blocks[tiling.blocks]

@@ -42,6 +42,9 @@ TILES = (
 )
 """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
 
+BLOCKS = tuple(sorted({blocks for _, blocks in TILES}))
+"""Row blocks that a job may have."""
+
 SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
 """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
 SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
@@ -360,7 +363,7 @@ def pipelines(
         key = turn, weights.rings, weights.resident
         if key not in known:
             depth = (slices, *key, *ring[0][2::2])
-            known[key] = timed(shape, load, job, form, area, depth, hardware)
+            known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
         work, cycles = known[key]
         yield Tiling(
             *form[:3],
@@ -467,10 +470,11 @@ def timed(
     form: tuple[int, int, bool, int],
     area: Area,
     depth: tuple[int, int, int, bool, int, int],
+    tiles: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
     """The work of a unit, and the cycles that the whole task should take."""
-    units = prod(tile_counts(shape, area)) * load.groups * shape.task.groups
+    units = prod(tiles) * load.groups * shape.task.groups
     work = unit_work(shape, load, job, form, area, depth, units)
     filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
     memory = (shape.task.bytes - filled) / units / DRAM_BYTES

@@ -17,6 +17,7 @@ struct Epilogue {
   static constexpr int kChunk = 256 / sizeof(Element);
   static constexpr int kPitch = kChunk + (sizeof(Element) == 4 ? 32 : 16) / sizeof(Element);
   static constexpr int kPixels = 32, kPixelPitch = 16 + 16 / sizeof(Element);
+  static_assert(MB <= 2, "more than two width phases are stored by lines");
   static_assert(16 * kPitch * sizeof(Element) <= kStagingBytes, "rows overrun the staging slice");
   static_assert(kPixels * kPixelPitch * sizeof(Element) <= kStagingBytes, "pixels overrun");
   const Sm90Params& p;
@@ -261,7 +262,7 @@ struct Epilogue {
     if constexpr (j < MB) {
       if (p.channels_last) {
         store_channels_last<j>(job, where);
-      } else if constexpr (MB <= 2) {
+      } else {
         store_contiguous<j, 1, kChunk, 1>(job, where);
       }
       store_each<j + 1>(job, where);
@@ -472,7 +473,7 @@ struct Epilogue {
       store_lines<8>(job, where);
     } else if (!p.width_phases) {
       store_each(job, where);
-    } else if constexpr (MB <= 2) {
+    } else {
       store_contiguous<0, MB, kChunk / 2, 2>(job, where);
     }
   }

@@ -5,6 +5,7 @@
 
 #include "sm90_launch.h"
 #include "sm90_wgmma_fprop.cuh"
+#include "tensor_map.h"
 
 namespace upconv {
 
@@ -18,17 +19,10 @@ namespace upconv {
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
-// zeros and not the next one's, whose NaN would survive zero weights. The driver's function is
-// found at run time, so that nothing links against the driver.
+// zeros and not the next one's, whose NaN would survive zero weights.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
-  static const auto encode = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault,
-                                     &result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(found);
-  }();
+  const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
