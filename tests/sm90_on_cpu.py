@@ -20,7 +20,12 @@ CUDA = TESTS.parent / "upconv" / "csrc" / "cuda"
 DEVICE = TESTS / "cuda_on_cpu"
 HEADERS = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cuda_runtime_api.h")
 LAUNCH = re.compile(r"([\w<>]+)<<<(\w+), (\w+), \w+, stream>>>\(")
-SOURCES = ("sm90_tf32", "sm90_split", "sm90_bf16", "sm90_fp16", "sm90_launch", "sm90_driver")
+PARTS = ("tf32", "bf16", "fp16", "split")
+SOURCES = (
+    *(file.stem for part in PARTS for file in sorted(CUDA.glob(f"sm90_{part}*.cu"))),
+    "sm90_launch",
+    "sm90_driver",
+)
 WIDE = (0, 3)
 """Operand types of 32 bits."""
 

@@ -243,9 +243,9 @@ def test_the_planner_takes_it_where_pytorch_is_slow_and_leaves_the_rest() -> Non
     grouped = Problem.of(
         16, 32, 64, (128, 256), (3, 5), (2, 3), (1, 2), 0, (2, 1), 8, dtype="bfloat16"
     )
-    small = Problem.of(1, 8, 8, (4, 4), 3, tf32=True)
+    dilated = Problem.of(32, 512, 256, (33, 33), 3, 1, 2, 0, 2, dtype="bfloat16")
     assert make_plan(grouped, H200).kernel == mma.KERNEL
-    assert make_plan(small, H200).kernel == "aten"
+    assert make_plan(dilated, H200).kernel == "aten"  # 0.21 ms, 0.43 with mma.sync
 
 
 @pytest.mark.slow

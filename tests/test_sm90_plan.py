@@ -260,15 +260,30 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
         assert emulator.header_constant(name) == value
 
 
-@pytest.mark.parametrize(("macro", "tiles"), [("TILES", TILES), ("SPLIT_TILES", SPLIT_TILES)])
+@pytest.mark.parametrize(
+    ("operands", "parts", "tiles"),
+    [
+        (("tf32", "bf16", "fp16"), ("WIDE", "NARROW", "DOUBLE"), TILES),
+        (("split",), ("SPLIT_WIDE", "SPLIT_NARROW"), SPLIT_TILES),
+    ],
+)
 def test_planner_and_kernel_agree_on_the_tiles(
-    macro: str, tiles: tuple[tuple[int, int], ...]
+    operands: tuple[str, ...], parts: tuple[str, ...], tiles: tuple[tuple[int, int], ...]
 ) -> None:
+    """Every tile is in one part, and every part but the first is compiled by a file of its own."""
     text = (CUDA / "sm90_launch.cuh").read_text()
-    listed = re.search(rf"define UPCONV_SM90_{macro}\(X\)(.*?)\n\n", text, re.DOTALL)
-    assert listed
-    pairs = re.findall(r"X\((\d+), (\d+)\)", listed.group(1))
-    assert {(int(n), int(blocks)) for n, blocks in pairs} == set(tiles)
+    listed = []
+    for part in parts:
+        line = re.search(rf"define UPCONV_SM90_{part}_TILES\(X\)(.*)\n", text)
+        assert line
+        listed += [(int(n), int(mb)) for n, mb in re.findall(r"X\((\d+), (\d+)\)", line.group(1))]
+    assert sorted(listed) == sorted(tiles)
+    for operand in operands:
+        main = (CUDA / f"sm90_{operand}.cu").read_text()
+        for part in parts[1:]:
+            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_ELSEWHERE)" in main
+            own = (CUDA / f"sm90_{operand}_{part.split('_')[-1].lower()}.cu").read_text()
+            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_HERE)" in own
 
 
 def test_the_generated_header_is_what_its_generator_writes() -> None:

@@ -27,9 +27,11 @@ Size = int | tuple[int, ...] | list[int]
 """One integer for every spatial dimension, or one for each."""
 
 WORTH_RECORDING_US = 100.0
-"""A shorter call that records gradients takes PyTorch's function, unless our gradients take as
-long: ours are recorded in Python, about 30 us more a call, which a kernel that runs for 100 us or
-more can be expected to win back."""
+"""On a CPU a shorter call that records gradients takes PyTorch's function: ours are recorded in
+Python, about 30 us more a call, which a kernel that runs for 100 us or more can be expected to win
+back."""
+RECORDING_US = 30.0
+"""On a GPU the kernels of all passes together must be expected to save as much."""
 
 MOST_ROUTES = 16384
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
@@ -198,8 +200,8 @@ def _long_way(
     route: tuple[tuple[Any, ...], bool, bool | None] | None
     if plan is not None and (native or plan.hardware.kind == "cuda"):
         recorded: bool | None = native and plan.chosen.microseconds >= WORTH_RECORDING_US
-        if not recorded and plan.hardware.kind == "cuda":
-            recorded = _gradients_served(plan, tensors) if recording else None
+        if plan.hardware.kind == "cuda":
+            recorded = _recording_pays(plan, tensors) if recording else None
         route = _shortest(ndim, rest), native, recorded
     else:
         route = None
@@ -213,13 +215,15 @@ def _long_way(
     return aten(*tensors, *parameters)
 
 
-def _gradients_served(plan: Plan, tensors: tuple[Any, ...]) -> bool:
-    """Is a layer whose forward pass is PyTorch's, or short, worth recording for its gradients?"""
+def _recording_pays(plan: Plan, tensors: tuple[Any, ...]) -> bool:
+    """Do the kernels of a GPU save more than it takes to record their gradients?"""
     asked = zip(tensors, ("grad_input", "grad_weight"), strict=False)
     directions = [direction for tensor, direction in asked if tensor.requires_grad]
-    answers = [plans.gradient_plan(plan, direction) for direction in directions]
-    ours = [answer.chosen.microseconds for answer in answers if answer.kernel != "aten"]
-    return sum(ours) >= WORTH_RECORDING_US and ops.serve(plan.hardware.kind)
+    passes = [plan, *(plans.gradient_plan(plan, direction) for direction in directions)]
+    ours = [each for each in passes if each.kernel != "aten"]
+    saved = sum(each.saved_microseconds for each in ours)
+    worth = saved >= RECORDING_US or plans.forced_kernel() is not None
+    return bool(ours) and worth and ops.serve(plan.hardware.kind)
 
 
 def _shortest(ndim: int, rest: tuple[Any, ...]) -> tuple[Any, ...]:

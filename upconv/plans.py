@@ -211,14 +211,18 @@ def plan_of(key: Sequence[int]) -> Plan | None:
         return None
     kind, index, threads = DEVICE_KINDS[key[0]], key[1], key[KEY_HEADER.index("threads")]
     machine = cuda_hardware(index) if kind == "cuda" else cpu_hardware(threads)
-    return make_plan(problem, machine, _forced[-1] if _forced else env.settings().force_kernel)
+    return make_plan(problem, machine, forced_kernel())
 
 
 def gradient_plan(forward: Plan, direction: str) -> Plan:
     """The plan of a gradient of the same layer."""
     problem = replace(forward.problem, direction=direction, bias=False)
-    forced = _forced[-1] if _forced else env.settings().force_kernel
-    return make_plan(problem, forward.hardware, forced)
+    return make_plan(problem, forward.hardware, forced_kernel())
+
+
+def forced_kernel() -> str | None:
+    """The kernel that is to serve wherever it is legal; None: the planner's choice."""
+    return _forced[-1] if _forced else env.settings().force_kernel
 
 
 def record(key: Sequence[int]) -> list[int]:

@@ -35,7 +35,6 @@ _TF32 = True
 _CUDA_FLAGS = (
     "-O3",
     "--expt-relaxed-constexpr",
-    "-lineinfo",
     "-Xcompiler=-fvisibility=hidden",
     "--split-compile=0",
     "-gencode=arch=compute_90a,code=sm_90a",
@@ -1934,8 +1933,6 @@ def _planner():
             return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
         if problem.dtype not in OPERANDS:
             return f"has no {problem.dtype} form"
-        if problem.ndim != 2 and problem.channels_last:
-            return f"{problem.ndim}-D is covered in the contiguous layout only"
         summed = "out" if problem.direction == "grad_input" else "in"
         for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
             channels //= problem.groups
@@ -4757,13 +4754,15 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 
 namespace upconv {
 
-// Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90.py is the same list.
-#define UPCONV_SM90_TILES(X) \
-  X(256, 1)                  \
-  X(240, 1) X(216, 1) X(184, 1) X(128, 1) X(64, 1) X(128, 2) X(104, 2) X(64, 2)
+// Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90_tiling.py is the same
+// list. In three parts: a kernel takes 8 s to compile, and parts compile side by side.
+#define UPCONV_SM90_WIDE_TILES(X) X(256, 1) X(240, 1) X(216, 1)
+#define UPCONV_SM90_NARROW_TILES(X) X(184, 1) X(128, 1) X(64, 1)
+#define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2) X(64, 2)
 
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
-#define UPCONV_SM90_SPLIT_TILES(X) X(256, 1) X(224, 1) X(208, 1) X(128, 1) X(128, 2)
+#define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
+#define UPCONV_SM90_SPLIT_NARROW_TILES(X) X(128, 1) X(128, 2)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
@@ -4810,6 +4809,12 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+// For files that compile a part of the tiles, or leave it to another file; `Here` is their operand.
+#define UPCONV_SM90_HERE(n, mb)                                                         \
+  template cudaError_t launch_tile<Here, n / Here::kShares, mb>(const Sm90Params&, int, \
+                                                                cudaStream_t);
+#define UPCONV_SM90_ELSEWHERE(n, mb) extern UPCONV_SM90_HERE(n, mb)
+
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   if (p.fill_first) {
@@ -4825,9 +4830,12 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
   if (p.tile_n == n && p.job_blocks == mb) \
     return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
   if constexpr (Operand::kSplit) {
-    UPCONV_SM90_SPLIT_TILES(UPCONV_TRY)
+    UPCONV_SM90_SPLIT_WIDE_TILES(UPCONV_TRY)
+    UPCONV_SM90_SPLIT_NARROW_TILES(UPCONV_TRY)
   } else {
-    UPCONV_SM90_TILES(UPCONV_TRY)
+    UPCONV_SM90_WIDE_TILES(UPCONV_TRY)
+    UPCONV_SM90_NARROW_TILES(UPCONV_TRY)
+    UPCONV_SM90_DOUBLE_TILES(UPCONV_TRY)
   }
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
@@ -4851,18 +4859,44 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
 
 // ===== csrc/cuda/sm90_tf32.cu ====================================================================
 
-// The Hopper kernel for Tf32 operands; a file of its own so that the four compile side by side.
+// The Hopper kernel for Tf32 operands: entry, and the wide tiles.
 
 namespace upconv {
 
+using Here = Tf32;
+UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
+UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
+
 cudaError_t sm90_fprop_tf32(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  return launch_fprop<Tf32>(p, multiprocessors, stream);
+  return launch_fprop<Here>(p, multiprocessors, stream);
 }
 
 cudaError_t sm90_pack_tf32(const Sm90Params& p, const void* weight, void* packed,
                            cudaStream_t stream) {
-  return launch_pack<Tf32>(p, weight, packed, stream);
+  return launch_pack<Here>(p, weight, packed, stream);
 }
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_tf32_double.cu =============================================================
+
+// The Hopper kernel for Tf32 operands: the double tiles.
+
+namespace upconv {
+
+using Here = Tf32;
+UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_HERE)
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_tf32_narrow.cu =============================================================
+
+// The Hopper kernel for Tf32 operands: the narrow tiles.
+
+namespace upconv {
+
+using Here = Tf32;
+UPCONV_SM90_NARROW_TILES(UPCONV_SM90_HERE)
 
 }  // namespace upconv
 

@@ -76,14 +76,15 @@ class _Bundle:
 
 
 def bundle(files: Iterable[str], root: Path = CSRC) -> str:
-    """The files (relative to `root`) and everything of ours that they include."""
+    """The files (patterns relative to `root`) and everything of ours that they include."""
     root = root.resolve()
     whole = _Bundle(root)
     for file in files:
-        path = (root / file).resolve()
-        if not path.is_file():
+        found = sorted(root.glob(file))
+        if not found:
             raise ExportError(f"the source {file} does not exist below {root}")
-        whole.add(path)
+        for path in found:
+            whole.add(path.resolve())
     includes = "".join(f"#include <{name}>\n" for name in sorted(whole.system))
     return "\n".join([includes, *whole.sections])
 

@@ -36,7 +36,7 @@ class Family:
     operands: dict[str, Operand]
     """By dtype; "tf32" is float32 rounded to TF32, "float32" is computed as such."""
     sources: tuple[str, ...]
-    """Below csrc; `{operand}` stands for the operand's name."""
+    """Patterns below csrc; `{operand}` stands for the operand's name."""
     operand_list: str
     """The macro that lists the operands, X(index, name) each, on a line of its own."""
     about: str
@@ -81,7 +81,7 @@ SM90 = Family(
         "float32": Operand(3, "split", "Split"),
     },
     sources=(
-        "cuda/sm90_{operand}.cu",
+        "cuda/sm90_{operand}*.cu",
         "cuda/sm90_launch.cu",
         "export/sm90_wgmma_fprop.cu",
     ),

@@ -53,7 +53,6 @@ LDFLAGS = ("-fopenmp", "-Wl,--as-needed")
 CUDA_CFLAGS = (
     "-O3",
     "--expt-relaxed-constexpr",
-    "-lineinfo",
     "-Xcompiler=-fvisibility=hidden",
     "--split-compile=0",  # the kernels of a file side by side: 19 s instead of 50 on 16 cores
 )

@@ -1,17 +1,18 @@
 """How long PyTorch's own operator takes on a GPU: an estimate that rather flatters it.
 
-Measured on an H200 with torch 2.11 on 26 layers; cudnn.benchmark made no difference to any of them
-on the contiguous layout. There cuDNN copies input and output to channels_last and back, and adds
-the bias in a pass of its own. The convolution itself takes 1.3 to 1.6 times what the arithmetic
-needs at stride 1, 2.0 and more at larger strides, and 3.4 to 5.4 times in TF32 in two dimensions
-where the taps of neighbouring outputs overlap. The copies take 0.9 to 2.3 times the least traffic
-where arithmetic dominates, 3.2 to 8 times where memory does. In three dimensions at stride 1 the
-convolution takes 15 to 64 times what the arithmetic needs in TF32, 8.5 to 10 times with 16-bit
-types; at stride 2 the call takes 5 to 16 times the least traffic. Groups of few channels run on
-other kernels: 28 to 80 times the least traffic in float32, 12 to 35 times with 16-bit types.
-Without TF32 it runs at 7 to 43 TFLOP/s (11 at best in three dimensions), or at 108 where a
-transform serves. On channels_last tensors it comes close to the floor. Where our own estimate is
-not below this one, PyTorch keeps the call: nobody is to get slower by installing upconv.
+Measured on an H200 with torch 2.11 on 26 layers and on 30 drawn ones; cudnn.benchmark made no
+difference to any of the former on the contiguous layout. There cuDNN copies input and output to
+channels_last and back, and adds the bias in a pass of its own. The convolution itself takes 1.3 to
+1.6 times what the arithmetic needs at stride 1, 2.0 and more at larger strides, and 3.4 to 5.4
+times in TF32 in two dimensions where the taps of neighbouring outputs overlap. The copies take 0.9
+to 2.3 times the least traffic where arithmetic dominates, 3.2 to 8 times where memory does. In
+three dimensions at stride 1 the convolution takes 15 to 64 times what the arithmetic needs in TF32,
+8.5 to 10 times with 16-bit types; at stride 2 the call takes 5 to 16 times the least traffic.
+Groups of few channels run on other kernels: 28 to 80 times the least traffic in float32, 12 to 35
+times with 16-bit types. Without TF32 it runs at 7 to 43 TFLOP/s (11 at best in three dimensions),
+or at 108 where a transform serves. On channels_last tensors the copies fall away, the pass for the
+bias does not: 1.6 to 5.5 times the arithmetic besides. Where our own estimate is not below this
+one, PyTorch keeps the call: nobody is to get slower by installing upconv.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ TRANSFORM_TERAFLOPS = 110.0
 """The same where PyTorch can use a transform: stride 1, two dimensions, many output channels."""
 COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
+SHORT_CALL = {"forward": (35.0, 0.6), "gradient": (30.0, 0.6)}
+"""Short calls with copies and bias, five kernels or more: so many us, and so much of the work. Of
+60 forward calls none was below 44 us; the estimates of 12 short ones were half of what they took."""
+FAR_STEPS_TERAFLOPS = 25.0
+"""16-bit types, a stride of 4 or more, taps that overlap, at most 64 output channels: 9 to 21 over 4
+layers."""
+CHANNELS_LAST = {"overlap in TF32": 2.0, "other": 1.4, "traffic": 0.6}
+"""Times the arithmetic (by whether taps of neighbouring outputs overlap at a stride) and the least
+traffic, beside the bias. 13 layers each in TF32 and BF16 took
+1.0 to 30 times as long; but for one (dcgan1 in BF16: 0.8), where PyTorch keeps the call anyway."""
 FEW_CHANNELS = 8
 FEW_CHANNELS_TERAFLOPS = {"strided float32": 13.0, "other": 8.0}
 """With fewer channels than that on either side: 9 to 13 and 2 to 8 over 8 layers."""
@@ -59,6 +70,8 @@ the time of 64. (24 layers: 16 channels cost no more than 32.)"""
 GROUPED_GRADIENT_TERAFLOPS = {"float32": 6.5, "small": 15.0}
 """The weight's gradient with at most 16 channels a group: 5 to 6, and 11 to 13 with 16-bit types,
 over 2 layers."""
+UNEVEN_GRADIENT_TERAFLOPS = 25.0
+"""The same in TF32 with groups of fewer than 32 channels on one side: 4 to 23 over 4 layers."""
 
 
 GROUPED_INPUT_TERAFLOPS = {"float32": 10.0, "small": 8.0, "three dimensions": 2.0}
@@ -92,10 +105,8 @@ def slow_input_gradient(problem: Problem) -> float:
 def gradient_microseconds(problem: Problem) -> float:
     arithmetic, memory = _least(problem)
     kind = "float32" if problem.dtype == "float32" else "small"
-    if problem.direction == "grad_input":
-        overlap = max(problem.stride) == 1
-    else:
-        overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
+    forth = problem.direction == "grad_input"
+    overlap = max(problem.stride) == 1 if forth else _overlap(problem)
     share = GRADIENT[problem.direction][kind][0 if overlap else 1]
     copies = GRADIENT_TRAFFIC[problem.direction][kind] * memory
     if problem.direction == "grad_input" and problem.ndim == 3 and overlap:
@@ -107,7 +118,9 @@ def gradient_microseconds(problem: Problem) -> float:
         share *= min(waste, GRADIENT_MOST_WASTE)
         if problem.groups > 1 and max(channels) <= 16:
             slow = problem.flops / GROUPED_GRADIENT_TERAFLOPS[kind] / 1e6
-    return max(share * arithmetic + copies, slow) + CALL_MICROSECONDS
+        elif problem.groups > 1 and min(channels) < 32 and problem.dtype == "float32":
+            slow = problem.flops / UNEVEN_GRADIENT_TERAFLOPS / 1e6
+    return _copying_call(max(share * arithmetic + copies, slow), "gradient")
 
 
 def _least(problem: Problem) -> tuple[float, float]:
@@ -118,13 +131,33 @@ def _least(problem: Problem) -> tuple[float, float]:
 
 def aten_microseconds(problem: Problem) -> float:
     if problem.channels_last:
-        arithmetic, memory = _least(problem)
-        return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
+        return _channels_last_microseconds(problem)
     if problem.direction != "forward":
         return gradient_microseconds(problem)
     if 1 < problem.groups == problem.in_channels:
         return _depthwise_microseconds(problem)
     return max(_tuned_microseconds(problem), _awkward_microseconds(problem))
+
+
+def _channels_last_microseconds(problem: Problem) -> float:
+    arithmetic, memory = _least(problem)
+    if problem.direction != "forward":  # not measured
+        return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
+    strided = max(problem.stride) > 1 and problem.dtype == "float32"
+    share = CHANNELS_LAST["overlap in TF32" if strided and _overlap(problem) else "other"]
+    copies = CHANNELS_LAST["traffic"] * memory + _bias_pass(problem)
+    return share * arithmetic + copies + CALL_MICROSECONDS
+
+
+def _overlap(problem: Problem) -> bool:
+    """Do taps of neighbouring outputs meet the same inputs?"""
+    return any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
+
+
+def _bias_pass(problem: Problem) -> float:
+    """Microseconds in which the output is read and written once more."""
+    outputs = problem.batch * problem.out_channels * prod(problem.out_size)
+    return 2 * outputs * problem.element_bytes / COPY_TERABYTES / 1e6 if problem.bias else 0.0
 
 
 def _depthwise_microseconds(problem: Problem) -> float:
@@ -147,14 +180,15 @@ def _awkward_microseconds(problem: Problem) -> float:
         strided = max(problem.stride) > 1 and problem.dtype == "float32"
         rate = FEW_CHANNELS_TERAFLOPS["strided float32" if strided else "other"]
         return problem.flops / rate / 1e6 + CALL_MICROSECONDS
+    far = problem.element_bytes == 2 and max(problem.stride) >= 4 and _overlap(problem)
+    if far and problem.groups == 1 and problem.out_channels <= 64:
+        return problem.flops / FAR_STEPS_TERAFLOPS / 1e6 + CALL_MICROSECONDS
     return 0.0
 
 
 def _tuned_microseconds(problem: Problem) -> float:
     """What cuDNN's kernels take."""
     arithmetic, memory = _least(problem)
-    outputs = problem.batch * problem.out_channels * prod(problem.out_size)
-    bias_pass = 2 * outputs * problem.element_bytes if problem.bias else 0
     if problem.dtype == "float32" and not problem.tf32:
         return strict_microseconds(problem, memory) + CALL_MICROSECONDS
     wide = problem.element_bytes == 4
@@ -165,18 +199,27 @@ def _tuned_microseconds(problem: Problem) -> float:
     elif max(problem.stride) == 1:
         share, traffic = 1.35, 2.6
     else:
-        overlap = any(k > s for k, s in zip(problem.kernel, problem.stride, strict=True))
-        share = 3.4 if overlap and problem.dtype == "float32" and problem.ndim > 1 else 2.0
+        share = (
+            3.4 if _overlap(problem) and problem.dtype == "float32" and problem.ndim > 1 else 2.0
+        )
         traffic = 2.0 if arithmetic > 2 * memory else 3.2
-    copies = traffic * memory + bias_pass / COPY_TERABYTES / 1e6
-    return share * arithmetic + copies + CALL_MICROSECONDS
+    copies = traffic * memory + _bias_pass(problem)
+    return _copying_call(share * arithmetic + copies, "forward")
+
+
+def _copying_call(work: float, kind: str) -> float:
+    least, share = SHORT_CALL[kind]
+    return max(work + CALL_MICROSECONDS, least + share * work)
 
 
 def grouped_traffic(problem: Problem) -> float:
-    """How many times the least traffic a grouped call takes; many channels a group are unknown."""
+    """How many times the least traffic a grouped call takes.
+
+    Many channels a group: 12 to 80 times over 7 layers, 12 to 20 with 16-bit types.
+    """
     most = max(problem.in_channels, problem.out_channels) // problem.groups
     if most > 16:
-        return 4.0
+        return 8.0
     return 15.0 if problem.element_bytes == 4 else 8.0
 
 

@@ -65,6 +65,11 @@ class Plan:
     def kernel(self) -> str:
         return self.chosen.kernel
 
+    @property
+    def saved_microseconds(self) -> float:
+        """How much longer PyTorch's own operator is expected to take."""
+        return _aten(self.problem, self.hardware).microseconds - self.chosen.microseconds
+
     def phase_taps(self) -> list[tuple[tuple[int, ...], list[tuple[Tap, ...]]]]:
         """Every phase of the problem: its first output position, and its taps."""
         return [

@@ -98,8 +98,6 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs compute capability 9.0 (Hopper), this GPU has {major}.{minor}"
     if problem.dtype not in OPERANDS:
         return f"has no {problem.dtype} form"
-    if problem.ndim != 2 and problem.channels_last:
-        return f"{problem.ndim}-D is covered in the contiguous layout only"
     summed = "out" if problem.direction == "grad_input" else "in"
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
         channels //= problem.groups

@@ -1,15 +1,19 @@
-// The Hopper kernel for Tf32 operands; a file of its own so that the four compile side by side.
+// The Hopper kernel for Tf32 operands: entry, and the wide tiles.
 #include "sm90_launch.cuh"
 
 namespace upconv {
 
+using Here = Tf32;
+UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
+UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
+
 cudaError_t sm90_fprop_tf32(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  return launch_fprop<Tf32>(p, multiprocessors, stream);
+  return launch_fprop<Here>(p, multiprocessors, stream);
 }
 
 cudaError_t sm90_pack_tf32(const Sm90Params& p, const void* weight, void* packed,
                            cudaStream_t stream) {
-  return launch_pack<Tf32>(p, weight, packed, stream);
+  return launch_pack<Here>(p, weight, packed, stream);
 }
 
 }  // namespace upconv

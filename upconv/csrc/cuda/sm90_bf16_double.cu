@@ -1,0 +1,9 @@
+// The Hopper kernel for Bf16 operands: the double tiles.
+#include "sm90_launch.cuh"
+
+namespace upconv {
+
+using Here = Bf16;
+UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_HERE)
+
+}  // namespace upconv
