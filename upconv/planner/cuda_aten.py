@@ -33,10 +33,10 @@ COPY_TERABYTES = 4.27
 CALL_MICROSECONDS = 8.0
 SHORT_CALL = {"forward": (35.0, 0.6), "gradient": (30.0, 0.6)}
 """Short calls with copies and bias, five kernels or more: so many us, and so much of the work. Of
-60 forward calls none was below 44 us; the estimates of 12 short ones were half of what they took."""
+60 forward calls none was below 44 us; estimates of 12 short ones were half of what they took."""
 FAR_STEPS_TERAFLOPS = 25.0
-"""16-bit types, a stride of 4 or more, taps that overlap, at most 64 output channels: 9 to 21 over 4
-layers."""
+"""16-bit types, a stride of 4 or more, taps that overlap, at most 64 output channels: 9 to 21 over
+4 layers."""
 CHANNELS_LAST = {"overlap in TF32": 2.0, "other": 1.4, "traffic": 0.6}
 """Times the arithmetic (by whether taps of neighbouring outputs overlap at a stride) and the least
 traffic, beside the bias. 13 layers each in TF32 and BF16 took
