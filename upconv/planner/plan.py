@@ -89,12 +89,29 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
     return tuple(phases(*dimension) for dimension in problem.dimensions)
 
 
+CORE_FLOPS = 2 * 128 * 2.0e9
+"""Of a multiprocessor without tensor cores, in a second: two a cycle for each of 128 cores."""
+
+
+def _hopeless(kernel: str, problem: Problem, hardware: Hardware) -> str:
+    """Why a kernel need not be looked at: its tilings take as long as those of all others."""
+    if kernel != direct.KERNEL or hardware.kind != "cuda":
+        return ""
+    least = problem.flops / CORE_FLOPS / hardware.multiprocessors * 1e6
+    aten = _aten(problem, hardware).microseconds
+    if least < aten:
+        return ""
+    return f"slower here: {least:.1f} us at the very least, {aten:.1f} us expected with {ATEN}"
+
+
 def _answer(
     kernel: str, problem: Problem, hardware: Hardware, forced: str | None
 ) -> Candidate | Refusal:
     served = SERVED.get(kernel, DIRECTIONS[:1])
     if problem.direction not in served:
         return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
+    if kernel != forced and (reason := _hopeless(kernel, problem, hardware)):
+        return Refusal(kernel, reason)
     answer = KERNELS[kernel](problem, hardware)
     if isinstance(answer, Refusal) or kernel == forced:
         return answer
