@@ -1,0 +1,83 @@
+"""The planner's choices on layers that were drawn, not tuned for, with the times measured there.
+
+benchmarks/survey.py drew the layers and timed PyTorch and every kernel on an H200; the times are in
+benchmarks/results. What is checked is the choice that the planner makes today.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from upconv.cases import Case
+from upconv.planner import ATEN, H200, Problem, cuda_aten, make_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "h200-survey-2026-11-15.jsonl"
+SLOWER = 1.1
+
+
+def rows(direction: str) -> list[dict[str, Any]]:
+    every = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    return [row for row in every if row["direction"] == direction]
+
+
+def problem_of(row: dict[str, Any]) -> Problem:
+    case = Case(*(tuple(v) if isinstance(v, list) else v for v in row["case"]))
+    tf32 = row["dtype"] == "tf32"
+    return case.problem(
+        dtype="float32" if tf32 else row["dtype"],
+        tf32=tf32,
+        channels_last=row["layout"] == "channels_last",
+    )
+
+
+def measured(row: dict[str, Any], kernel: str) -> float | None:
+    """Milliseconds of a kernel, where it was timed by itself or as the choice of that day."""
+    times: dict[str, float] = row["milliseconds"]
+    if kernel == ATEN:
+        return times["torch"]
+    return times["upconv"] if row["chosen"] == [kernel] else times.get(kernel)
+
+
+@pytest.mark.slow
+def test_no_choice_was_measured_to_be_slower_than_pytorch() -> None:
+    known, wins = 0, 0
+    for row in rows("forward"):
+        kernel = make_plan(problem_of(row), H200).kernel
+        milliseconds = measured(row, kernel)
+        if milliseconds is None:
+            continue
+        known += 1
+        wins += kernel != ATEN
+        assert milliseconds <= SLOWER * row["milliseconds"]["torch"], row
+    assert known > 80
+    assert wins > 60
+
+
+def test_the_estimate_of_pytorchs_time_flatters_it() -> None:
+    """On every layer: what PyTorch keeps by mistake is slow, what it loses by mistake is slower."""
+    for row in rows("forward"):
+        estimate = cuda_aten.aten_microseconds(problem_of(row)) / 1e3
+        assert estimate <= 1.2 * row["milliseconds"]["torch"], row
+
+
+def test_drawn_layers_are_legal_and_of_the_promised_size() -> None:
+    spec = importlib.util.spec_from_file_location("survey", ROOT / "benchmarks" / "survey.py")
+    assert spec is not None
+    assert spec.loader is not None
+    survey = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(survey)
+    rng = random.Random(3)
+    cases = [survey.drawn(number, rng) for number in range(50)]
+    assert len({case[1:] for case in cases}) > 45
+    assert {case.ndim for case in cases} == {1, 2, 3}
+    for case in cases:
+        problem = case.problem()
+        assert min(problem.out_size) > 0
+        assert survey.LEAST_GFLOP < problem.flops / 1e9 < survey.MOST_GFLOP
