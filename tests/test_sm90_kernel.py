@@ -114,6 +114,24 @@ def test_images_without_margins_are_long_rows(
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_boxed_tiles_lie_as_close_as_stores_and_loaders_allow(
+    library: ctypes.CDLL, dtype: str
+) -> None:
+    """Images 8 wide with a margin of one: 9 pixels a row in TF32, 10 where two go together."""
+    problem = Problem.of(3, 16, 72, (8, 8), 4, 2, 1, dtype=dtype, tf32=True)
+    pitch = 9 if dtype == "float32" else 10
+    chosen = [
+        found
+        for found in tilings(TASKS["forward"](problem))
+        if found[2].area.pitch == pitch and found[2].area.copy == sm90_area.COPY_BOXES
+    ]
+    images = {found[2].area.images for found in chosen}
+    assert len(images) > 1
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
 def idle(*layer: Any) -> Problem:
     return Problem.of(*layer, dtype="bfloat16", channels_last=True)
 

@@ -242,6 +242,27 @@ def test_a_forced_plan_takes_the_kernel_and_a_free_one_weighs_it_against_pytorch
     assert make_plan(big, H200).kernel == sm90.KERNEL
 
 
+@pytest.mark.parametrize(
+    ("channels", "pixels", "slice_blocks", "wanted"),
+    [
+        (1024, 128, 16, (8, 2)),  # 16 slices
+        (1024, 128, 8, (8, 2)),
+        (128, 128, 16, (4, 4)),  # 2 slices
+        (1024, 132, 16, (2, 7)),  # a block of more than 2 KB
+        (1024, 64, 16, (8, 4)),  # 8 blocks are as many as there may be
+    ],
+)
+def test_small_tiles_of_many_slices_come_in_large_boxes(
+    channels: int, pixels: int, slice_blocks: int, wanted: tuple[int, int]
+) -> None:
+    problem = Problem.of(1, channels, 64, (1, 4096), (1, 2), (1, 2), tf32=True)
+    shape = next(iter(sm90.shapes(forward_task(problem))))
+    area = sm90_area.Area(1, 1, pixels, pixels, 1, pixels, 4, sm90_area.COPY_BOXES, 1)
+    (_, _, blocks, size, count), total = sm90_area.raw_ring(shape, area, slice_blocks)
+    assert (blocks, count) == wanted
+    assert total == size * count <= sm90_area.BOX_BYTES
+
+
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
     shape = sm90.shapes(forward_task(Problem.of(1, 8, 8, (4, 4), 3, tf32=True)))[0]
     by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}

@@ -101,6 +101,7 @@ inline void store_shared_if(bool on, uint32_t at, uint4 v) {
   if (on) store_shared(at, v);
 }
 inline void fence_async_proxy() {}
+inline bool elected() { return threadIdx.x % 32 == 0; }
 
 template <typename T>
 inline T pinned(T value) {

@@ -78,6 +78,20 @@ __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
+// True for one thread of a warp, all of which ask. The assembler then knows that only one starts a
+// copy; after a comparison of thread numbers it puts each copy into a loop over the threads.
+__device__ __forceinline__ bool elected() {
+  uint32_t on;
+  asm volatile(
+      "{\n"
+      ".reg .pred on;\n"
+      "elect.sync _|on, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, on;\n"
+      "}\n"
+      : "=r"(on));
+  return on != 0;
+}
+
 // --- memory ----------------------------------------------------------------------------------
 
 // Bulk copy global -> shared, completing on a barrier; 16-byte aligned on both sides.

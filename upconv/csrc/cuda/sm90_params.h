@@ -51,7 +51,7 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(tile_o)       /* images of one tile */                                                       \
   X(tile_h)       /* q rows of one tile */                                                       \
   X(tile_w)       /* q columns of one tile */                                                    \
-  X(pitch)        /* pixels from one row of the tile to the next, a multiple of 4 unless flat */ \
+  X(pitch)        /* pixels from one row of the tile to the next, multiple of 4 if not by TMA */ \
   X(rows)         /* rows of one image in the tile, margins included */                          \
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \

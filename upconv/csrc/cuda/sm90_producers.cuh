@@ -24,7 +24,7 @@ __device__ __forceinline__ const uint4* weights_of(const Sm90Params& p, int unit
 struct OwnWeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  const int c, units, end;
+  const int c, units, stages, end;
   int unit, stage, left = 0;
   uint32_t parity = 1;
   const uint4* from = nullptr;
@@ -34,9 +34,10 @@ struct OwnWeightFeed {
         shared(shared),
         c(c),
         units(ptx::pinned(weight_units(p))),
+        stages(ptx::pinned(p.stages)),
         end(ptx::pinned(p.stages * (c + 1))),
         unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)),
-        stage(end - p.stages) {
+        stage(end - stages) {
     find();
   }
   __device__ __forceinline__ bool live() const { return unit < units; }
@@ -57,7 +58,7 @@ struct OwnWeightFeed {
     ptx::barrier_arrive_expect(full, kStageBytes);
     ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
     from += kStageBytes / 16;
-    if (++stage == end) stage -= p.stages, parity ^= 1;
+    if (++stage == end) stage -= stages, parity ^= 1;
     if (--left == 0) find();
   }
 };

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < 128) {
     ptx::give_registers<120>();
     if (threadIdx.x >= kLoaders) {
-      if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
+      if (ptx::elected()) feed<Operand>(p, shared, map);
     } else if (p.copy == kCopyBoxes) {
       load_boxes<Operand>(p, shared);
     } else {
