@@ -22,7 +22,7 @@ BOX_BYTES = 32 * 1024
 BOX_GOOD, BOX_BEST, BOX_SLICES = 8 * 1024, 16 * 1024, 4
 """Boxes of small tiles take several channel blocks, up to the first size: each costs barriers and
 one of the feeder's copies. Where at least so many slices follow each other and 8 blocks fit the
-second size, up to that: unet_up1 0.289 -> 0.278 ms, mask_head 0.427 -> 0.404. Larger blocks want
+second size, up to that: unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want
 more boxes on their way instead: kb57 2.04 -> 2.31."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
