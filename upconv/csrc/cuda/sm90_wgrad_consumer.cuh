@@ -170,18 +170,17 @@ template <typename Operand, int T>
 struct Window<Operand, T, false, 2> {
   using Piece = int4;
   static constexpr int kSteps = 2, kTogether = 2;
-  static constexpr int kWords = 1 + (T + 1) / 2;
   uint32_t a[2][T][4];
 
   __device__ static __forceinline__ Piece piece(const int* pieces) {
     return *reinterpret_cast<const int4*>(pieces);
   }
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
-                                       int skew, int) {
+  // Three taps need two words or three: whether the first starts in mid-word is worth a branch.
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece) {
+    constexpr int kWords = (kSkew + T + 2) / 2;
     const int at[4] = {piece.x, piece.y, piece.z, piece.w};
-    const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
-    base += threadIdx.x % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -191,10 +190,19 @@ struct Window<Operand, T, false, 2> {
         for (int k = 0; k < kWords; ++k)
           ptx::load_shared(w[k], base + half * eight_channels + at[i] * 2 + 4 * k);
 #pragma unroll
-        for (int t = 0; t < T; ++t)
+        for (int t = 0; t < T; ++t) {
+          const int word = (t + kSkew) / 2;
           a[i / 2][t][half + i % 2 * 2] =
-              __byte_perm(w[t / 2], w[t / 2 + 1], t % 2 == 0 ? even : odd);
+              (t + kSkew) % 2 == 0 ? w[word] : __byte_perm(w[word], w[word + 1], 0x5432);
+        }
       }
+  }
+
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int) {
+    base += threadIdx.x % 4 * 4;
+    if (skew == 0) return load_at<0>(base, eight_channels, piece);
+    load_at<1>(base, eight_channels, piece);
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m][t]; }
