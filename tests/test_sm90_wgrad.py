@@ -16,7 +16,7 @@ import pytest
 import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from wgrad_references import any_plan, expected, problems
+from wgrad_references import any_plan, box_problems, expected, problems
 
 from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
 from upconv.planner.sm90_wgrad import FIXED_BYTES
@@ -59,6 +59,14 @@ def test_every_form_computes_the_gradient(problem: Problem, rng: Random) -> None
     check_emulated(problem, any_plan(problem, 4, rng))
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(box_problems(), st.randoms(use_true_random=False))
+def test_every_kind_of_box_brings_grad_output(problem: Problem, rng: Random) -> None:
+    """Rows, slices and channels that follow each other as one, classes, images side by side."""
+    problem = replace(problem, batch=min(problem.batch, 3), in_channels=8)
+    check_emulated(problem, any_plan(problem, 2, rng, boxes=True))
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
 def test_every_plan_keeps_the_limits_of_the_kernel(
@@ -75,7 +83,8 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
     chunk = -(-chunk // 128) * 128
     assert plan.input_bytes == chunk
-    chunk += plan.planes * plan.rows * plan.pitch * plan.point * (1 if plan.copy else plan.images)
+    boxes = 1 if plan.copy or plan.together else plan.images
+    chunk += plan.planes * plan.rows * plan.pitch * plan.point * boxes
     stage = -(-chunk // 128) * 128
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024

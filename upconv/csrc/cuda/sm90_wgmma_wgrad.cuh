@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   for (int worker = 0; worker < job.workers; ++worker)
     sum += source[block_of(p, worker, number, channels) * block_sums];
   const int r = i % half, lane = threadIdx.x % 32;
-  const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
+  const int out = channel_of_row(p, run.channel + lane / 4 + r / 2 % 2 * 8);
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
   if (out >= p.out_channels || in >= p.in_channels) return;
   // What pairs channels of different groups is not stored.

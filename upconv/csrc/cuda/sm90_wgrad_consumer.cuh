@@ -176,10 +176,11 @@ struct Window<Operand, T, false, 2> {
     return *reinterpret_cast<const int4*>(pieces);
   }
 
-  // Three taps need two words or three: whether the first starts in mid-word is worth a branch.
+  // Whether the first tap starts in mid-word: known here (0 or 1), or (2) by `even` and `odd`.
   template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece) {
-    constexpr int kWords = (kSkew + T + 2) / 2;
+  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece,
+                                          uint32_t even = 0, uint32_t odd = 0) {
+    constexpr int kWords = kSkew == 2 ? 1 + (T + 1) / 2 : (kSkew + T + 2) / 2;
     const int at[4] = {piece.x, piece.y, piece.z, piece.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -191,18 +192,29 @@ struct Window<Operand, T, false, 2> {
           ptx::load_shared(w[k], base + half * eight_channels + at[i] * 2 + 4 * k);
 #pragma unroll
         for (int t = 0; t < T; ++t) {
-          const int word = (t + kSkew) / 2;
-          a[i / 2][t][half + i % 2 * 2] =
-              (t + kSkew) % 2 == 0 ? w[word] : __byte_perm(w[word], w[word + 1], 0x5432);
+          const int first = kSkew == 2 ? t / 2 : (t + kSkew) / 2;
+          uint32_t& to = a[i / 2][t][half + i % 2 * 2];
+          if constexpr (kSkew == 2) {
+            to = __byte_perm(w[first], w[first + 1], t % 2 == 0 ? even : odd);
+          } else {
+            to = (t + kSkew) % 2 == 0 ? w[first] : __byte_perm(w[first], w[first + 1], 0x5432);
+          }
         }
       }
   }
 
+  // With an odd number of taps the branch saves a word of two or three (kb69 1.20 -> 1.00 ms). With
+  // an even number it saves none, and cost 6 to 10 %.
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int) {
     base += threadIdx.x % 4 * 4;
-    if (skew == 0) return load_at<0>(base, eight_channels, piece);
-    load_at<1>(base, eight_channels, piece);
+    if constexpr (T % 2 == 0) {
+      const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
+      return load_at<2>(base, eight_channels, piece, even, odd);
+    } else {
+      if (skew == 0) return load_at<0>(base, eight_channels, piece);
+      load_at<1>(base, eight_channels, piece);
+    }
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m][t]; }
@@ -228,7 +240,8 @@ struct Consumer {
   const Share share;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
-  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3).
+  // are zero), its skew and high in those, above it its chunks back (4 bits), plane (3) and how
+  // much later its class of channels begins than the first (3).
   uint32_t place[G];
   Slot slot;  // and the job's extra rows
 
@@ -244,7 +257,10 @@ struct Consumer {
       const int row = run.channel % kRows + thread % 32 / 4;
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22);
+      // Rows of a warp are of one class. Points, of which every 16 bytes begin anew.
+      const int later = run.channel % kRows / class_rows(p) * volume_points(p);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 |
+                             (later & (16 / point_bytes(p) - 1)) << 25);
     }
   }
 
@@ -328,7 +344,8 @@ struct Consumer {
       if (p.flat) {
         unsigned short late;
         ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
-        const uint32_t points = (packed & kSkew) + late;
+        const uint32_t later = late + (packed >> 25);
+        const uint32_t points = (packed & kSkew) + (later & (16 / point_bytes(p) - 1));
         base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
       }
     }

@@ -42,8 +42,24 @@ __host__ __device__ inline int element_bytes(const WgradParams& p) { return p.op
 __host__ __device__ inline int point_bytes(const WgradParams& p) {
   return p.pairs ? 4 : element_bytes(p);
 }
-// Does the TMA bring grad_output? A box is one image's part of a plane: channel after channel.
+// Does the TMA bring grad_output? A box is one image's part of a plane, or that of all images:
+// channel after channel.
 __host__ __device__ inline bool boxes(const WgradParams& p) { return p.copy == 0; }
+__host__ __device__ inline int boxes_of_plane(const WgradParams& p) {
+  return (p.together ? 1 : p.images) * p.classes;
+}
+// Where planes do not begin on 16 bytes, every second or fourth does: their channels are classes,
+// with boxes of their own, and lie one class after the other.
+__host__ __device__ inline int class_rows(const WgradParams& p) { return p.rows / p.classes; }
+// Points of grad_output from one channel to the next.
+__device__ __forceinline__ int volume_points(const WgradParams& p) {
+  return p.out_volume / (point_bytes(p) / element_bytes(p));
+}
+// The channel of grad_output in a row of shared memory.
+__device__ __forceinline__ int channel_of_row(const WgradParams& p, int row) {
+  const int inside = row % kRows, rows = class_rows(p);
+  return row - inside + inside % rows * p.classes + inside / rows;
+}
 __host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
 __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;

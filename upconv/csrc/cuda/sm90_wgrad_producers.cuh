@@ -355,39 +355,50 @@ struct Producer {
 
   // --- grad_output in boxes ------------------------------------------------------------------
 
-  // Each thread has one image's part of one plane, as long as there are some. What lies beyond the
-  // tensor comes as zeros.
+  // Each thread has one box: a plane, an image and a class of channels. What lies beyond the tensor
+  // comes as zeros.
   __device__ __forceinline__ void find_box(const Unit& unit) const {
-    if (threadIdx.x >= job.planes * p.images) return;
-    const WgradPlane& plane = job.plane[threadIdx.x / p.images];
-    const int image = unit.image + threadIdx.x % p.images;
+    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
+    const WgradPlane& plane = job.plane[threadIdx.x / boxes_of_plane(p)];
+    const int box = threadIdx.x % boxes_of_plane(p);
+    const int image = unit.image + box / p.classes;
     const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z + plane.depth;
-    const int column = unit.column * p.spread + plane.start;
-    ptx::store_shared(
-        spots + kProducers * 16,
-        uint4{static_cast<uint32_t>(column), static_cast<uint32_t>(z), static_cast<uint32_t>(n),
-              static_cast<uint32_t>(plane.channel) << 16 | static_cast<uint16_t>(plane.phase_y)});
+    int column = unit.column * p.spread + plane.start;
+    // Where whole channels follow each other no row or slice is ever beyond them.
+    if (p.flat == 2) {
+      column += (box % p.classes * p.out_d + z) * p.out_h * row_points();
+    }
+    ptx::store_shared(spots + kProducers * 16,
+                      uint4{static_cast<uint32_t>(column),
+                            static_cast<uint32_t>(p.flat == 2 ? 0 : z), static_cast<uint32_t>(n),
+                            static_cast<uint32_t>(plane.channel / p.classes) << 16 |
+                                static_cast<uint16_t>(plane.phase_y)});
   }
+
+  // Points of a row of grad_output.
+  __device__ __forceinline__ int row_points() const { return p.out_w * kElement / point_bytes(p); }
 
   __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
     const uint32_t full = shared.full + 8 * slot.index();
     if (threadIdx.x == 0) ptx::barrier_arrive_expect(full, job.planes * p.plane_bytes);
-    if (threadIdx.x >= job.planes * p.images) return;
+    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
     uint4 spot;
     ptx::load_shared(spot, spots + kProducers * 16);
     int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
     if (p.flat) {
       // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
-      const int begin = y * (p.out_w * kElement / point_bytes(p)) + column;
+      const int begin = y * row_points() + column;
       column = begin & -(16 / point_bytes(p));
       y = 0;
-      ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / p.images),
-                        static_cast<unsigned short>(begin - column));
+      // As much for all images; the consumers add what a class begins later than the first.
+      if (threadIdx.x % boxes_of_plane(p) == 0)
+        ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / boxes_of_plane(p)),
+                          static_cast<unsigned short>(begin - column));
     }
-    const int bytes = p.rows * p.pitch * point_bytes(p);
+    const int bytes = p.plane_bytes / boxes_of_plane(p);
     ptx::box_copy(
         shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes, map,
-        column, y, spot.y, spot.w >> 16, spot.z, full);
+        column, y, spot.y, spot.z, spot.w >> 16, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------
