@@ -8,8 +8,9 @@
 // additions one after the other, and the error is below that of PyTorch's sum.
 //
 // Planes (contiguous): pieces of a plane, 16 loads a thread, go round the teams of 8 to 32 threads
-// of all blocks of the channel. Planes and pieces begin anywhere; the elements before the first
-// 16-byte boundary and after the last are added one by one.
+// of all blocks of the channel; of small planes a team takes 2 or 4 at a time, or most of its 8
+// loads would be missing. Planes and pieces begin anywhere; the elements before the first 16-byte
+// boundary and after the last are added one by one.
 // Columns (channels_last): each thread has the channels of one vector, and every so-many-th pixel.
 #include "bias_gradient.h"
 
@@ -31,10 +32,11 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kResident = 3;     // blocks of a multiprocessor at a time: 80 registers a thread
 constexpr int kAhead = 8;        // loads on their way
-constexpr int kPieceLoads = 16;  // loads of a thread for one piece of a plane
+constexpr int kPieceLoads = 16;  // most loads of a thread for one piece of a plane
+constexpr int kFewLoads = 4;     // teams are as small as gives a thread so many, where they can be
 constexpr int kVectorBytes = 16;
 constexpr int kMostVector = 8;              // elements of a 16-byte load
-constexpr int64_t kBlockBytes = 32 * 1024;  // at least: less is not worth a block
+constexpr int64_t kBlockBytes = 64 * 1024;  // at least: less is not worth a block
 // Blocks of a multiprocessor over the whole run: so that the last ones leave little of it idle.
 constexpr int kBlocksPerMultiprocessor = 8 * kResident;
 
@@ -70,28 +72,20 @@ struct Load<Element, 1> {
   }
 };
 
-// Adds every `step`-th load of `count` from `first` on, `stride` elements apart. An `Index` of 32
-// bits, where it is wide enough, saves registers.
-template <typename Element, int kVector, typename Index>
-__device__ __forceinline__ void add_loads(float (&sum)[kVector], const Element* from, Index first,
-                                          Index count, Index step, Index stride) {
-#pragma unroll 1
-  for (Index at = first; at < count; at += kAhead * step) {
-    Load<Element, kVector> loads[kAhead];
+// The sum of the loads, neighbours first, is added to `sum`.
+template <typename Element, int kVector>
+__device__ __forceinline__ void add(float (&sum)[kVector],
+                                    const Load<Element, kVector> (&loads)[kAhead]) {
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      loads[i].read(from + (at + i * step) * stride, at + i * step < count);
+  for (int v = 0; v < kVector; ++v) {
+    float partial[kAhead];
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      float partial[kAhead];
+    for (int i = 0; i < kAhead; ++i) partial[i] = as_float(loads[i].of[v]);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) partial[i] = as_float(loads[i].of[v]);
+    for (int half = kAhead / 2; half > 0; half /= 2)
 #pragma unroll
-      for (int half = kAhead / 2; half > 0; half /= 2)
-#pragma unroll
-        for (int i = 0; i < half; ++i) partial[i] += partial[i + half];
-      sum[v] += partial[0];
-    }
+      for (int i = 0; i < half; ++i) partial[i] += partial[i + half];
+    sum[v] += partial[0];
   }
 }
 
@@ -127,31 +121,76 @@ __device__ __forceinline__ void leave(const BiasGradient& p, int64_t channel, in
 
 // --- The kernels -----------------------------------------------------------------------------
 
+// One piece of a plane, as a team reads it.
 template <typename Element>
+struct Piece {
+  static constexpr int kVector = kVectorBytes / sizeof(Element);
+  const Element* from;  // its first whole vector
+  int vectors, before, after;
+
+  // None where `item` is beyond the last.
+  __device__ __forceinline__ Piece(const BiasGradient& p, int64_t channel, int64_t item,
+                                   int64_t pieces, int piece) {
+    const int64_t image = item / pieces, first = (item - image * pieces) * piece;
+    const int length =
+        image < p.images ? static_cast<int>(min(p.pixels - first, int64_t{piece})) : 0;
+    from = static_cast<const Element*>(p.gy) + (image * p.channels + channel) * p.pixels + first;
+    const int to_boundary = -reinterpret_cast<uintptr_t>(from) % kVectorBytes / sizeof(Element);
+    before = min(to_boundary, length);
+    vectors = (length - before) / kVector;
+    after = length - before - vectors * kVector;
+    from += before;
+  }
+
+  // The elements before and after the vectors: fewer than a team has threads.
+  __device__ __forceinline__ void read_edges(Load<Element, 1> (&edges)[2], int lane) const {
+    edges[0].read(from - before + lane, lane < before);
+    edges[1].read(from + vectors * kVector + lane, lane < after);
+  }
+};
+
+// `kItems` pieces at a time: where a thread has few loads for each.
+template <typename Element, int kItems>
 __global__ void __launch_bounds__(kThreads, kResident) bias_gradient_planes(const BiasGradient p) {
-  constexpr int kVector = kVectorBytes / sizeof(Element);
+  constexpr int kVector = kVectorBytes / sizeof(Element), kEach = kAhead / kItems;
   const int64_t channel = blockIdx.x / p.parts;
   const int part = blockIdx.x % p.parts;
   const int lane = threadIdx.x % p.lanes, teams = kThreads / p.lanes;
-  const int64_t piece = static_cast<int64_t>(p.lanes) * kPieceLoads * kVector;
-  const int64_t pieces = (p.pixels + piece - 1) / piece, items = pieces * p.images;
+  const int piece = p.lanes * kPieceLoads * kVector;
+  const int64_t pieces = (p.pixels + piece - 1) / piece;
+  const int64_t step = static_cast<int64_t>(p.parts) * teams;
   float sum[kVector] = {}, rest = 0.f;
 #pragma unroll 1
-  for (int64_t item = static_cast<int64_t>(part) * teams + threadIdx.x / p.lanes; item < items;
-       item += static_cast<int64_t>(p.parts) * teams) {
-    const int64_t image = item / pieces, first = (item - image * pieces) * piece;
-    const int length = static_cast<int>(min(piece, p.pixels - first));
-    const Element* from =
-        static_cast<const Element*>(p.gy) + (image * p.channels + channel) * p.pixels + first;
-    const int to_boundary = -reinterpret_cast<uintptr_t>(from) % kVectorBytes / sizeof(Element);
-    const int before = min(to_boundary, length), vectors = (length - before) / kVector;
-    const int after = before + vectors * kVector;
-    add_loads<Element, kVector, int>(sum, from + before, lane, vectors, p.lanes, kVector);
-    if (lane < before) rest += as_float(__ldg(from + lane));
-    if (after + lane < length) rest += as_float(__ldg(from + after + lane));
+  for (int64_t item = static_cast<int64_t>(part) * teams + threadIdx.x / p.lanes;
+       item < pieces * p.images; item += kItems * step) {
+    const Element* from[kItems];
+    int vectors[kItems], most = 0;
+    Load<Element, 1> edges[kItems][2];
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const Piece<Element> each(p, channel, item + k * step, pieces, piece);
+      from[k] = each.from;
+      vectors[k] = each.vectors;
+      most = max(most, each.vectors);
+      each.read_edges(edges[k], lane);
+    }
+#pragma unroll 1
+    for (int at = lane; at < most; at += kEach * p.lanes) {
+      Load<Element, kVector> loads[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int k = i % kItems, here = at + i / kItems * p.lanes;
+        loads[i].read(from[k] + here * kVector, here < vectors[k]);
+      }
+      add(sum, loads);
+    }
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+      rest += as_float(edges[k][0].of[0]) + as_float(edges[k][1].of[0]);
   }
 #pragma unroll
   for (int half = kVector / 2; half > 0; half /= 2)
+#pragma unroll
     for (int v = 0; v < half; ++v) sum[v] += sum[v + half];
   float total[1] = {sum[0] + rest};
   add_rows(total, kThreads, 1);
@@ -167,10 +206,16 @@ __global__ void __launch_bounds__(kThreads, kResident) bias_gradient_columns(con
       static_cast<int64_t>(blockIdx.x / p.parts) * p.columns + threadIdx.x % p.columns;
   float sum[kVector] = {};
   if (row < rows && column < loads) {
-    add_loads<Element, kVector, int64_t>(sum, static_cast<const Element*>(p.gy) + column * kVector,
-                                         static_cast<int64_t>(part) * rows + row,
-                                         p.images * p.pixels, static_cast<int64_t>(p.parts) * rows,
-                                         p.channels);
+    const Element* from = static_cast<const Element*>(p.gy) + column * kVector;
+    const int64_t pixels = p.images * p.pixels, step = static_cast<int64_t>(p.parts) * rows;
+#pragma unroll 1
+    for (int64_t at = static_cast<int64_t>(part) * rows + row; at < pixels; at += kAhead * step) {
+      Load<Element, kVector> loads[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        loads[i].read(from + (at + i * step) * p.channels, at + i * step < pixels);
+      add(sum, loads);
+    }
   }
   add_rows(sum, rows, p.columns);
   if (row > 0 || column >= loads) return;
@@ -199,7 +244,9 @@ cudaError_t launch_sums(const BiasGradient& p, cudaStream_t stream) {
   const int blocks = static_cast<int>(sets * p.parts), channels = static_cast<int>(p.channels);
   constexpr int kBytes = kThreads * sizeof(float), kWideBytes = kBytes * kMostVector;
   if (!p.channels_last) {
-    auto kernel = bias_gradient_planes<Element>;
+    auto kernel = bias_gradient_planes<Element, 1>;
+    if (p.items == 2) kernel = bias_gradient_planes<Element, 2>;
+    if (p.items == 4) kernel = bias_gradient_planes<Element, 4>;
     kernel<<<blocks, kThreads, kBytes, stream>>>(p);
   } else if (p.vector == kVector) {
     auto kernel = bias_gradient_columns<Element, kVector>;
@@ -225,7 +272,9 @@ void plan_bias_gradient(BiasGradient* sum, int multiprocessors) {
   p.vector = whole;
   p.columns = kThreads;
   p.lanes = 8;  // more than the elements before or after the vectors of a piece
-  while (p.lanes < 32 && p.lanes * whole < p.pixels) p.lanes *= 2;
+  while (p.lanes < 32 && p.lanes * kFewLoads * whole < p.pixels) p.lanes *= 2;
+  p.items = 1;
+  while (p.items < kFewLoads && p.pixels <= p.lanes * whole * (kAhead / p.items / 2)) p.items *= 2;
   int64_t sets = p.channels;
   if (p.channels_last) {
     const bool aligned = reinterpret_cast<uintptr_t>(p.gy) % kVectorBytes == 0;

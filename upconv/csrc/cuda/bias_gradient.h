@@ -21,6 +21,7 @@ struct BiasGradient {
 
   int parts;    // blocks that share a channel
   int lanes;    // threads that read one piece of a plane together: 8, 16 or 32
+  int items;    // pieces that they read at a time: 1, 2 or 4
   int vector;   // elements of one load
   int columns;  // channels_last: loads side by side of one block
 };
