@@ -81,11 +81,12 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
-    chunk = -(-chunk // 128) * 128
+    chunk = pixels * plan.element * plan.tile_n if plan.slab else -(-chunk // 128) * 128
     assert plan.input_bytes == chunk
     boxes = 1 if plan.copy or plan.together else plan.images
     chunk += plan.planes * plan.rows * plan.pitch * plan.point * boxes
-    stage = -(-chunk // 128) * 128
+    unit = 1024 if plan.slab else 128
+    stage = -(-chunk // unit) * unit
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
     assert plan.stages <= emulator.header_constant("kWgradMaxStages")

@@ -82,9 +82,15 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
     pixels, per_word = plan.segment * plan.images, 4 // plan.element
     vectors = UNIT * plan.element // 16
     words = pixels // per_word
+    if plan.slab:
+        assert plan.copy == 0, "the TMA brings both or none"
+        assert plan.segment * plan.element % plan.slab == 0
+        assert plan.in_w * plan.element % 16 == 0
+        assert plan.stage_bytes % 1024 == 0
+        assert plan.input_bytes == pixels * plan.element * plan.tile_n
     squares = not plan.in_order and plan.copy_input >= 8
     items = pixels * plan.element // (64 if squares else max(plan.copy_input, 4))
-    assert items <= (16 if squares else 128), "a thread has one copy of a row"
+    assert plan.slab or items <= (16 if squares else 128), "a thread has one copy of a row"
     assert plan.copy_input == 2 or plan.in_w * plan.element % plan.copy_input == 0
     result = np.full((pixels // UNIT, vectors, plan.tile_n, 4, per_word), np.nan)
     for word in range(words):

@@ -53,7 +53,7 @@ def box_problems(draw: st.DrawFn) -> Problem:
         batch=draw(st.integers(1, 9)),
         in_channels=draw(st.integers(8, 70)),
         out_channels=draw(st.sampled_from([16, 24, 32, 64, 64])),
-        in_size=(*each(1, 3)[1:], draw(st.sampled_from([8, 16, 24, 32]))),
+        in_size=(*each(1, 3)[1:], draw(st.sampled_from([8, 16, 24, 32, 64]))),
         kernel=kernel,
         stride=(*each(1, 2)[1:], stride),
         padding=tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True)),
@@ -79,7 +79,7 @@ def any_plan(
     plans = [plan for plan in plans if plan[2].boxes or not boxes]
     assume(plans)
     kinds = [
-        (str(form), chunk.boxes, chunk.flat, chunk.classes, chunk.together)
+        (str(form), chunk.boxes, chunk.flat, chunk.classes, chunk.together, chunk.slab)
         for form, _, chunk, _ in plans
     ]
     kind = rng.choice(sorted(set(kinds)))

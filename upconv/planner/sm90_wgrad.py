@@ -38,6 +38,9 @@ FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 MAX_PIXELS = 128
 MAX_BOX = 256
 """Points of a row of one box of the TMA."""
+SLABS = (128, 64, 32)
+SLAB_ALIGNMENT = 1024
+"""Bytes after which the swizzle repeats."""
 INT = 2**31
 
 
@@ -53,6 +56,8 @@ class Chunk:
     """Then: so many channels follow each other as one, too."""
     together: bool
     """Boxes: one has all images of a chunk, side by side in each channel."""
+    slab: int
+    """The TMA brings the input: so many bytes of a channel side by side. 0: threads copy it."""
     segment: int
     images: int
     filled: int
@@ -130,8 +135,25 @@ def copy_input_bytes(problem: Problem) -> int:
     return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
+def slab_bytes(problem: Problem, segment: int) -> int:
+    """Bytes of a channel that the TMA brings side by side, swizzled; 0 where it cannot.
+
+    Rows of the input begin on 16 bytes, and what they have in a chunk is whole slabs.
+    """
+    if copy_input_bytes(problem) < 16:
+        return 0
+    return next((b for b in SLABS if segment * problem.element_bytes % b == 0), 0)
+
+
+def input_size(form: Form, pixels: int, slab: int) -> int:
+    """Shared memory of the input of a chunk."""
+    if slab:
+        return pixels * form.n * form.element_bytes
+    return up(pixels // UNIT * unit_bytes(form), 128)
+
+
 def unit_bytes(form: Form) -> int:
-    """Shared memory of a unit of pixels of the input: vectors, spread over the banks."""
+    """Shared memory of a unit of pixels of copied input: vectors, spread over the banks."""
     spare = 32 if form.pairs and form.element_bytes == 2 else 16
     return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
 
@@ -201,8 +223,9 @@ def chunks(
             if boxes and (planes * each * classes > PRODUCERS or filled > MAX_BOX):
                 continue
             plane_bytes = each * rows * pitch * form.point_bytes
-            input_bytes = up(segment * images // UNIT * unit_bytes(form), 128)
-            stage = up(input_bytes + planes * plane_bytes, 128)
+            slab = slab_bytes(problem, segment) if boxes else 0
+            input_bytes = input_size(form, segment * images, slab)
+            stage = up(input_bytes + planes * plane_bytes, SLAB_ALIGNMENT if slab else 128)
             stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
             # The consumers have one chunk at hand and one to come; the rest is on its way.
             lag = min(max(stages - extra - 2, 1), 3)
@@ -210,7 +233,7 @@ def chunks(
                 continue
             layout = (segment, images, filled, segment_pitch, pitch, rows)
             sizes = (input_bytes, plane_bytes, stage, stages, lag)
-            yield Chunk(boxes, flat, classes, together, *layout, *sizes)
+            yield Chunk(boxes, flat, classes, together, slab, *layout, *sizes)
 
 
 @cache
@@ -258,13 +281,16 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
     each = (1 if chunk.together else chunk.images) * chunk.classes
     boxes = len(planes) * each if chunk.boxes else 0
-    if boxes:
+    if chunk.boxes:
         parts_of_row = []
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
     squares = not form.in_order and copy_input >= 8
-    if squares:
+    if chunk.slab:
+        brought, words = 0, 0 if form.in_order else form.n * units * element * 2 // PRODUCERS
+        boxes += chunk.pixels * element // chunk.slab
+    elif squares:
         words = 4 * passes(form.n, units * (1 if small else 2), 8)
         brought = words * 16 // copy_input
     else:
@@ -287,7 +313,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         windows=products * units * ROWS * 4 * window,
         read=chunk.images * read,
         copies=copies + brought,
-        rounded=words if squares or not small else 0,
+        rounded=words if chunk.slab or squares or not small else 0,
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
         boxes=boxes,
@@ -406,6 +432,7 @@ def fields(
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
         "copy_input": copy_input_bytes(problem),
+        "slab": chunk.slab,
         "copy": 0 if chunk.boxes else copy_bytes(problem, form),
         "flat": chunk.flat,
         "classes": chunk.classes,

@@ -203,12 +203,12 @@ struct Window<Operand, T, false, 2> {
       }
   }
 
-  // With an odd number of taps the branch saves a word of two or three (kb69 1.20 -> 1.00 ms). With
-  // an even number it saves none, and cost 6 to 10 %.
+  // With an odd number of taps the branch saves a word of two or three (kb69 1.20 -> 1.00 ms), with
+  // 4 some registers (kb71 0.45 -> 0.37). With 2 it cost 6 to 10 %.
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int) {
     base += threadIdx.x % 4 * 4;
-    if constexpr (T % 2 == 0) {
+    if constexpr (T == 2) {
       const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
       return load_at<2>(base, eight_channels, piece, even, odd);
     } else {
@@ -228,10 +228,6 @@ struct Consumer {
   using Runs = Window<Operand, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
-  // From one instruction to the next, and from the first half of K to the second.
-  static constexpr int kVector = Layout::vector_step(N) / 16;
-  static constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
-  static constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
   static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
   static constexpr uint32_t kVectorPoints = kSkew + 1;
@@ -307,7 +303,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
-    const uint32_t first = kHalf << 16 | tile >> 4;
+    const uint32_t first = p.operand_low | tile >> 4;
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
@@ -318,9 +314,10 @@ struct Consumer {
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < Runs::kTogether; ++m) {
-        // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
-        const uint64_t b =
-            static_cast<uint64_t>(128 >> 4) << 32 | (first + (part * Runs::kTogether + m) * kStep);
+        // K-major. Only the lower half ever changes.
+        const int step = part * Runs::kTogether + m;
+        const uint64_t b = static_cast<uint64_t>(p.operand_high) << 32 |
+                           (first + step % 2 * p.operand_one + step / 2 * p.operand_two);
 #pragma unroll
         for (int g = kFirst; g < kLast; ++g)
 #pragma unroll
@@ -350,13 +347,21 @@ struct Consumer {
       }
     }
     const uint32_t tile = shared.stages + slot.index() * p.stage_bytes;
-    constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
-    for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
+    for (uint32_t unit = 0; (unit + 1) * kUnit <= chunk_pixels(p); ++unit) {
       const uint32_t here = ptx::computed_here(unit);
       const typename Runs::Piece piece = Runs::piece(shared.pieces + 4 * here);
-      multiply<kTaps, 0>(base, eight, piece, tile + here * kUnitBytes);
+      multiply<kTaps, 0>(base, eight, piece, tile + unit_at(here));
     }
+  }
+
+  // Where a unit of the input begins. Two units of 16-bit pixels share a slab of 128 bytes.
+  __device__ __forceinline__ uint32_t unit_at(uint32_t unit) const {
+    constexpr uint32_t kCopied = Layout::kVectors * Layout::vector_step(N);
+    constexpr uint32_t kRow = kUnit * Layout::kElement;
+    if (!slabs(p)) return unit * kCopied;
+    if (kRow == 128 || p.slab < 128) return unit * N * kRow;
+    return unit / 2 * N * 2 * kRow + unit % 2 * kRow;
   }
 
   template <int kTaps>

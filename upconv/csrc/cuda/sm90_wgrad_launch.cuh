@@ -50,6 +50,33 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+// The input as the TMA sees it: pixels, rows, depths, channels, images; a box is one slab. TF32 is
+// rounded to nearest on the way.
+inline cudaError_t describe_slabs(const WgradParams& p, CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  const int element = wgrad::element_bytes(p);
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_d), size(p.in_channels),
+                              size(p.batch)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = element;
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.slab / element), 1, 1,
+                            static_cast<cuuint32_t>(p.tile_n), 1};
+  const auto type =
+      element == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const auto swizzle = p.slab == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : p.slab == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUresult result =
+      encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
@@ -60,9 +87,10 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  CUtensorMap map{};
-  if (wgrad::boxes(p) && (error = describe_boxes(p, &map)) != cudaSuccess) return error;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
+  CUtensorMap gy{}, x{};
+  if (wgrad::boxes(p) && (error = describe_boxes(p, &gy)) != cudaSuccess) return error;
+  if (wgrad::slabs(p) && (error = describe_slabs(p, &x)) != cudaSuccess) return error;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   add<<<add_blocks, kAddThreads, 0, stream>>>(p);
