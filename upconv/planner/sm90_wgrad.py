@@ -288,7 +288,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     copy_input = copy_input_bytes(problem)
     squares = not form.in_order and copy_input >= 8
     if chunk.slab:
-        brought, words = 0, 0 if form.in_order else form.n * units * element * 2 // PRODUCERS
+        brought = words = 0
         boxes += chunk.pixels * element // chunk.slab
     elif squares:
         words = 4 * passes(form.n, units * (1 if small else 2), 8)
@@ -313,7 +313,9 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         windows=products * units * ROWS * 4 * window,
         read=chunk.images * read,
         copies=copies + brought,
-        rounded=words if chunk.slab or squares or not small else 0,
+        rounded=words if squares or not small else 0,
+        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and not form.in_order else 0,
+        copied=float(not chunk.slab),
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
         boxes=boxes,
