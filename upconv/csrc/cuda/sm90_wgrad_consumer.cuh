@@ -1,6 +1,8 @@
 // Hopper kernel for the weight's gradient: what a consumer warpgroup does with a chunk.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_wgrad_layout.cuh"
 #include "wgmma_registers.cuh"
 
@@ -222,10 +224,17 @@ struct Window<Operand, T, false, 2> {
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-template <typename Operand, int N, int G, int T, bool kPairs>
+// Of grad_output that the TMA has brought: rounded already.
+template <typename Operand>
+struct Boxed : Operand {
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+};
+
+template <typename Operand, int N, int G, int T, bool kPairs, bool kBoxed>
 struct Consumer {
   using Layout = Shape<Operand, kPairs>;
-  using Runs = Window<Operand, T, kPairs, Layout::kElement>;
+  using Read = std::conditional_t<kBoxed, Boxed<Operand>, Operand>;
+  using Runs = Window<Read, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.

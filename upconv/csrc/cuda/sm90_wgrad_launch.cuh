@@ -41,8 +41,10 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   const cuuint32_t box[] = {static_cast<cuuint32_t>(p.filled), 1, 1,
                             static_cast<cuuint32_t>(p.together ? p.images : 1),
                             static_cast<cuuint32_t>(wgrad::class_rows(p))};
-  // Integers: the TMA moves bits.
-  const auto type = point == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  // TF32 is rounded to nearest; all other numbers are bits.
+  const auto type = p.operand == 0 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                    : point == 4   ? CU_TENSOR_MAP_DATA_TYPE_UINT32
+                                   : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.gy), sizes, steps_of, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
