@@ -130,35 +130,47 @@ struct Window<Operand, T, true, 2> {
     return pieces[threadIdx.x % 4] * 4;
   }
 
-  template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high) {
-    constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
+  // From the words `w` of eight channels, of which the run's first is the first.
+  __device__ __forceinline__ void take(const uint32_t* w, int half, int high) {
     const uint32_t turn = high == 2 ? 0x7610 : 0x5432, other = high == 2 ? 0x5432 : 0x7610;
     const uint32_t same = high == 1 ? 0x7632 : 0x5410;
     const uint32_t even = high >= 2 ? turn : same, odd = high >= 2 ? other : same;
+    const auto two = [&](int i) { return __byte_perm(w[i], w[i + 1], i % 2 == 0 ? even : odd); };
+#pragma unroll
+    for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
+#pragma unroll
+    for (int q = 0; q < kOdd; ++q)
+      a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);
+  }
+
+  // With `kTwo` also for another run that finds its points in the same words.
+  template <int kSkew, bool kTwo>
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high,
+                                          Window& second, int second_high) {
+    constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
       for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
-      const auto two = [&](int i) {
-        return __byte_perm(w[kSkew + i], w[kSkew + i + 1], i % 2 == 0 ? even : odd);
-      };
-#pragma unroll
-      for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
-#pragma unroll
-      for (int q = 0; q < kOdd; ++q)
-        a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);
+      take(w + kSkew, half, high);
+      if constexpr (kTwo) second.take(w + kSkew, half, second_high);
     }
+  }
+
+  template <bool kTwo>
+  __device__ __forceinline__ void load_runs(uint32_t base, uint32_t eight_channels, Piece piece,
+                                            int skew, int high, Window& second, int second_high) {
+    const uint32_t from = base + piece;
+    if (skew == 0) return load_at<0, kTwo>(from, eight_channels, high, second, second_high);
+    if (skew == 1) return load_at<1, kTwo>(from, eight_channels, high, second, second_high);
+    if (skew == 2) return load_at<2, kTwo>(from, eight_channels, high, second, second_high);
+    load_at<3, kTwo>(from, eight_channels, high, second, second_high);
   }
 
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int high) {
-    const uint32_t from = base + piece;
-    if (skew == 0) return load_at<0>(from, eight_channels, high);
-    if (skew == 1) return load_at<1>(from, eight_channels, high);
-    if (skew == 2) return load_at<2>(from, eight_channels, high);
-    load_at<3>(from, eight_channels, high);
+    load_runs<false>(base, eight_channels, piece, skew, high, *this, 0);
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] {
@@ -306,6 +318,25 @@ struct Consumer {
     }
   }
 
+  // The windows of runs kFirst to kLast - 1. With one tap for each of both width phases of stride 2
+  // (kernel = stride) two runs read the same words: once.
+  template <int kFirst, int kLast>
+  __device__ __forceinline__ void load_windows(Runs (&window)[kTogether], const uint32_t (&base)[G],
+                                               uint32_t eight, typename Runs::Piece piece,
+                                               int part) const {
+    if constexpr (kPairs && Layout::kElement == 2 && T == 1 && kLast - kFirst == 2) {
+      if (base[kFirst] == base[kFirst + 1]) {
+        return window[0].template load_runs<true>(base[kFirst] & ~(kPacked - 1), eight, piece,
+                                                  base[kFirst] & kSkew, place[kFirst] >> 2 & 3,
+                                                  window[1], place[kFirst + 1] >> 2 & 3);
+      }
+    }
+#pragma unroll
+    for (int g = kFirst; g < kLast; ++g)
+      window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
+                              place[g] >> 2 & 3);
+  }
+
   // The products of one unit of pixels with `kTaps` taps of `kTogether` runs, from the first-th on;
   // `base` holds their windows' addresses and skews.
   template <int kTaps, int kFirst>
@@ -316,10 +347,7 @@ struct Consumer {
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
-#pragma unroll
-      for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
-                                place[g] >> 2 & 3);
+      load_windows<kFirst, kLast>(window, base, eight, piece, part);
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < Runs::kTogether; ++m) {
