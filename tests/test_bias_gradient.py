@@ -1,4 +1,5 @@
-"""The bias's gradient by the kernel's own code, run on a CPU as sm90_on_cpu.py does it."""
+"""The bias's gradient: the kernel's own code, run on a CPU as sm90_on_cpu.py does it, and the
+operator. What needs a GPU is in test_cuda_bias.py."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import sm90_on_cpu
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from upconv import autograd
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on the PATH")
 
@@ -110,3 +114,17 @@ def test_nan_and_infinity_stay_in_their_channels(library: ctypes.CDLL) -> None:
     assert result[0] == 154
     assert np.isnan(result[1])
     assert np.isinf(result[2])
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (5, 7), (2, 5, 3, 4), (2, 5, 2, 3, 4)])
+def test_the_operator_sums_over_all_but_the_channels(shape: tuple[int, ...]) -> None:
+    ndim = {3: 1, 2: 1, 4: 2, 5: 3}[len(shape)]
+    gy = torch.randn(shape)
+    wanted = gy.movedim(-ndim - 1, 0).flatten(1).sum(1)
+    torch.testing.assert_close(torch.ops.upconv._grad_bias(gy, ndim), wanted)
+    torch.testing.assert_close(autograd.bias_gradient(gy, ndim), wanted)
+
+
+def test_the_gradient_can_be_differentiated_again() -> None:
+    gy = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: autograd.bias_gradient(t, 2), gy)

@@ -243,4 +243,4 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    assert max(spills) <= 96, report  # before the loops; there are none inside
+    assert max(spills) <= 112, report  # of three consumers with three taps; few or none elsewhere

@@ -298,7 +298,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     parts = 2 if form.spread == 2 and form.run > 2 else 1
     together = 2 if form.groups > 1 and form.spread == 1 else 1
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
-    window = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
+    window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
     window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
     products = sum(len(products) for products in job.consumers)
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.

@@ -2,8 +2,8 @@
 
 The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200
 (`benchmarks/results/h200-wgrad-2026-11-15.jsonl`). Producers and consumers overlap only in part,
-because they share the port of the shared memory: of the faster side two fifths are felt, and all of
-it where the ring has no slot to spare. The standard deviation of the whole is 11 %.
+because they share the port of the shared memory: of the faster side a third is felt, and all of it
+where the ring has no slot to spare. The standard deviation of the whole is 11 %.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Blocks:
         return self.problem.bytes / DRAM_BYTES / self.multiprocessors, 1 / rows
 
     def total(self, cycles: float) -> float:
-        """Multiprocessors and memory together: where both have much to do neither is at its best."""
+        """Multiprocessors and memory: where both have much to do neither is at its best."""
         least, rows = self.memory
         memory = least * (1 + ROW_BYTES * rows)
         return float((cycles**TOGETHER + memory**TOGETHER) ** (1 / TOGETHER))
