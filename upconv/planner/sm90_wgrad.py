@@ -38,7 +38,7 @@ FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 MAX_PIXELS = 128
 MAX_BOX = 256
 """Points of a row of one box of the TMA."""
-SLABS = (128, 64, 32)
+SLABS = (128, 64, 32, 16)
 SLAB_ALIGNMENT = 1024
 """Bytes after which the swizzle repeats."""
 INT = 2**31
@@ -136,7 +136,7 @@ def copy_input_bytes(problem: Problem) -> int:
 
 
 def slab_bytes(problem: Problem, segment: int) -> int:
-    """Bytes of a channel that the TMA brings side by side, swizzled; 0 where it cannot.
+    """Bytes of a channel that the TMA brings side by side; 0 where it cannot.
 
     Rows of the input begin on 16 bytes, and what they have in a chunk is whole slabs.
     """
@@ -300,7 +300,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
     window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
     window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
-    products = sum(len(products) for products in job.consumers)
+    products = sum(map(job.windows, job.consumers))
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
     span = chunk.filled * point_step(problem, form)
     rows = {(plane.channel, plane.depth, plane.phase_y, plane.start) for plane in planes}

@@ -71,7 +71,8 @@ inline cudaError_t describe_slabs(const WgradParams& p, CUtensorMap* map) {
       element == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const auto swizzle = p.slab == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                        : p.slab == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+                       : p.slab == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,

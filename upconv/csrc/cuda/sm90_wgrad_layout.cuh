@@ -115,12 +115,12 @@ inline void describe_operand(WgradParams* plan) {
   WgradParams& p = *plan;
   const bool small = element_bytes(p) == 2, woven = p.pairs || !small;
   if (slabs(p)) {
-    const uint32_t rows = 8 * p.slab >> 4, mode = p.slab == 128 ? 1 : p.slab == 64 ? 2 : 3;
-    const uint32_t slab = p.tile_n * p.slab >> 4;
+    const uint32_t rows = 8 * p.slab >> 4, slab = p.tile_n * p.slab >> 4;
+    const uint32_t mode = p.slab == 128 ? 1 : p.slab == 64 ? 2 : p.slab == 32 ? 3 : 0;
     p.operand_high = mode << 30 | rows;
-    p.operand_low = 1 << 16;
-    p.operand_one = p.slab == 32 ? slab : 2;
-    p.operand_two = p.slab == 32 ? 2 * slab : p.slab == 64 ? slab : 4;
+    p.operand_low = (p.slab == 16 ? slab : 1) << 16;  // means something without swizzle alone
+    p.operand_one = p.slab == 16 ? 2 * slab : p.slab == 32 ? slab : 2;
+    p.operand_two = p.slab <= 32 ? 2 * p.operand_one : p.slab == 64 ? slab : 4;
   } else {
     const uint32_t vector = (p.tile_n * 16 + (p.pairs && small ? 32 : 16)) >> 4;
     const uint32_t vectors = kUnit * element_bytes(p) / 16;
