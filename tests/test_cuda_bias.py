@@ -65,8 +65,9 @@ def test_any_tensor_is_summed(drawn: tuple[torch.Tensor, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
-@pytest.mark.parametrize("size", [(8, 64, 258, 258), (64, 256, 28, 28), (4, 3, 1000, 1001)])
+@pytest.mark.parametrize("size", [(8, 64, 258, 258), (64, 256, 28, 28), (1, 128, 500, 1001)])
 def test_errors_are_no_larger_than_pytorchs(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
     gy = torch.randn(size, device="cuda").to(dtype)
     expected = autograd.aten_bias_gradient(gy.double(), 2)
     ours = distance(torch.ops.upconv._grad_bias(gy, 2), expected)

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
-    "copied": 242.5,
-    "copies": 40.72,
-    "read": 0.01177,
-    "places": 32.47,
-    "boxes": 57.72,
-    "starts": 261.3,
-    "chunk": 588.1,
+    "copied": 234.4,
+    "copies": 42.92,
+    "read": 0.01129,
+    "places": 44.36,
+    "boxes": 91.42,
+    "starts": 425.6,
+    "chunk": 572.6,
 }
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
 CONSUMER_CYCLES = {
-    "tensor": 0.875,
-    "batches": 210.9,
-    "windows": 0.004178,
-    "rounded": 87.84,
-    "woven": 26.12,
+    "tensor": 0.9229,
+    "batches": 236.9,
+    "windows": 0.002156,
+    "rounded": 80.67,
+    "woven": 10.65,
 }
 WAIT_CYCLES = 300.0
 """A pass of element loads through registers, four on their way at a time (160 to 380 measured)."""
-SHADOW = {False: 1.0, True: 0.3608}
+SHADOW = {False: 1.0, True: 0.4143}
 """Share of the faster side that is felt, without and with a slot to spare."""
-ROW_BYTES = 73.53
+ROW_BYTES = 65.75
 """What the start of each row of a chunk costs the memory, as if it were so many bytes more."""
 TOGETHER = 4
 LAUNCH_MICROSECONDS = 12.0
