@@ -38,7 +38,7 @@ def check(library: ctypes.CDLL, problem: Problem, record: tuple[int, ...]) -> No
     np.testing.assert_allclose(gw, wanted, rtol=limit, atol=0)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
 def test_any_plan_computes_the_gradient(
     library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
@@ -46,7 +46,7 @@ def test_any_plan_computes_the_gradient(
     check(library, problem, any_plan(problem, multiprocessors, rng))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
 def test_any_box_brings_grad_output(
     library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
