@@ -48,7 +48,7 @@ class Table:
         works = [(row, each) for row, each in works if not any(w.waits for w in each.work)]
         self.measured = np.array([row["ms"] * 1e3 for row, _ in works])
         self.besides = np.array([each.besides(row["workers"]) for row, each in works])
-        self.memory = np.array([each.memory_cycles for _, each in works])
+        self.memory = np.array([each.memory for _, each in works])
         jobs = [
             (plan, each, job, each.rounds(row["workers"]) * each.cycles(job, workers))
             for plan, (row, each) in enumerate(works)
@@ -68,7 +68,7 @@ class Table:
         self.spare = np.array([each.work[j].spare for _, each, j, _ in jobs])
 
     def predicted(self, constants: np.ndarray) -> np.ndarray:
-        """Microseconds of every plan: the producers' constants, the consumers', the shadow."""
+        """Microseconds of every plan: the producers' constants, the consumers', row and shadow."""
         first, second = len(cost.PRODUCER_CYCLES), len(cost.CONSUMER_CYCLES)
         producers = self.producers @ constants[:first]
         consumers = np.maximum(self.consumers @ constants[first : first + second], self.tensor)
@@ -76,12 +76,14 @@ class Table:
         cycles = np.maximum(producers, consumers) + shadow * np.minimum(producers, consumers)
         slowest = np.zeros(len(self.measured))
         np.maximum.at(slowest, self.plan, cycles * self.count)
-        return np.maximum(slowest, self.memory) / CLOCK_MHZ + self.besides
+        memory = self.memory[:, 0] * (1 + constants[-2] * self.memory[:, 1])
+        total = (slowest**cost.TOGETHER + memory**cost.TOGETHER) ** (1 / cost.TOGETHER)
+        return total / CLOCK_MHZ + self.besides
 
 
 def known() -> np.ndarray:
     cycles = [*cost.PRODUCER_CYCLES.values(), *cost.CONSUMER_CYCLES.values()]
-    return np.array([*cycles, cost.SHADOW[True]])
+    return np.array([*cycles, cost.ROW_BYTES, cost.SHADOW[True]])
 
 
 def fitted(rows: list[dict[str, Any]], steps: int = 60) -> tuple[np.ndarray, float]:
@@ -112,7 +114,7 @@ def fitted(rows: list[dict[str, Any]], steps: int = 60) -> tuple[np.ndarray, flo
 
 if __name__ == "__main__":
     found, spread = fitted(read(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED))
-    names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "shadow with a slot to spare"]
+    names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "row", "shadow with a slot to spare"]
     for name, value, before in zip(names, found, known(), strict=True):
         print(f"{name:30} {value:10.4g}   (planner: {before:.4g})")
     print(f"standard deviation of predicted over measured: {spread:.3f}")

@@ -16,7 +16,7 @@ import pytest
 import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from wgrad_references import any_plan, expected, problems
+from wgrad_references import any_plan, box_problems, expected, problems
 
 from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
 from upconv.planner.sm90_wgrad import FIXED_BYTES
@@ -59,6 +59,14 @@ def test_every_form_computes_the_gradient(problem: Problem, rng: Random) -> None
     check_emulated(problem, any_plan(problem, 4, rng))
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(box_problems(), st.randoms(use_true_random=False))
+def test_every_kind_of_box_brings_grad_output(problem: Problem, rng: Random) -> None:
+    """Rows, slices and channels that follow each other as one, classes, images side by side."""
+    problem = replace(problem, batch=min(problem.batch, 3), in_channels=8)
+    check_emulated(problem, any_plan(problem, 2, rng, boxes=True))
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
 def test_every_plan_keeps_the_limits_of_the_kernel(
@@ -73,10 +81,12 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     pixels = plan.segment * plan.images
     assert pixels % emulator.UNIT == 0
     chunk = pixels // emulator.UNIT * vectors * (plan.tile_n * 16 + (32 if pairs else 16))
-    chunk = -(-chunk // 128) * 128
+    chunk = pixels * plan.element * plan.tile_n if plan.slab else -(-chunk // 128) * 128
     assert plan.input_bytes == chunk
-    chunk += plan.planes * plan.rows * plan.pitch * plan.point * (1 if plan.copy else plan.images)
-    stage = -(-chunk // 128) * 128
+    boxes = 1 if plan.copy or plan.together else plan.images
+    chunk += plan.planes * plan.rows * plan.pitch * plan.point * boxes
+    unit = 1024 if plan.slab else 128
+    stage = -(-chunk // unit) * unit
     assert plan.stage_bytes == stage
     assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
     assert plan.stages <= emulator.header_constant("kWgradMaxStages")
@@ -233,4 +243,4 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    assert max(spills) <= 96, report  # before the loops; there are none inside
+    assert max(spills) <= 112, report  # of three consumers with three taps; few or none elsewhere

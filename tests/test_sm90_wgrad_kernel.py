@@ -15,7 +15,7 @@ import pytest
 import wgrad_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wgrad_references import any_plan, expected, problems
+from wgrad_references import any_plan, box_problems, expected, problems
 
 from upconv.planner import Problem
 
@@ -27,17 +27,28 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return wgrad_on_cpu.compiled(tmp_path_factory.mktemp("wgrad"))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
-def test_any_plan_computes_the_gradient(
-    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
-) -> None:
+def check(library: ctypes.CDLL, problem: Problem, record: tuple[int, ...]) -> None:
     numbers = np.random.default_rng(1)
     whole = lambda *shape: numbers.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
     x = whole(problem.batch, problem.in_channels, *problem.in_size)
     gy = whole(problem.batch, problem.out_channels, *problem.out_size)
     wanted = expected(problem, x, gy)
-    record = any_plan(problem, multiprocessors, rng)
     gw = wgrad_on_cpu.run(library, record, x, gy, wanted.size).reshape(wanted.shape)
     limit = 0 if problem.dtype == "float32" else 2**-8
     np.testing.assert_allclose(gw, wanted, rtol=limit, atol=0)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_any_plan_computes_the_gradient(
+    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
+) -> None:
+    check(library, problem, any_plan(problem, multiprocessors, rng))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_any_box_brings_grad_output(
+    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
+) -> None:
+    check(library, problem, any_plan(problem, multiprocessors, rng, boxes=True))

@@ -82,9 +82,15 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
     pixels, per_word = plan.segment * plan.images, 4 // plan.element
     vectors = UNIT * plan.element // 16
     words = pixels // per_word
+    if plan.slab:
+        assert plan.copy == 0, "the TMA brings both or none"
+        assert plan.segment * plan.element % plan.slab == 0
+        assert plan.in_w * plan.element % 16 == 0
+        assert plan.stage_bytes % 1024 == 0
+        assert plan.input_bytes == pixels * plan.element * plan.tile_n
     squares = not plan.in_order and plan.copy_input >= 8
     items = pixels * plan.element // (64 if squares else max(plan.copy_input, 4))
-    assert items <= (16 if squares else 128), "a thread has one copy of a row"
+    assert plan.slab or items <= (16 if squares else 128), "a thread has one copy of a row"
     assert plan.copy_input == 2 or plan.in_w * plan.element % plan.copy_input == 0
     result = np.full((pixels // UNIT, vectors, plan.tile_n, 4, per_word), np.nan)
     for word in range(words):
@@ -162,32 +168,59 @@ def fill_boxes(
 ) -> tuple[int, np.ndarray]:
     """The same by the TMA: a box for each image, zeros beyond the tensor."""
     image, row, column = where
-    points = gy.reshape(*gy.shape[:-1], -1, tile.shape[1])
-    if plan.flat:
-        points = points.reshape(*gy.shape[:3], 1, -1, tile.shape[1])
-    assert points[0, 0, 0, 0].nbytes // 8 * plan.element % 16 == 0, "the TMA wants 16 bytes"
-    assert plan.plane_bytes == plan.images * plan.rows * plan.pitch * plan.point
+    whole = [(), (1,), (1, 1)][plan.flat]
+    points = gy.reshape(*gy.shape[: 4 - plan.flat], *whole, -1, tile.shape[1])
+    assert plan.flat == 2 or plan.classes == 1
+    step = gy[0, 0].size * plan.classes if plan.flat == 2 else points[0, 0, 0, 0].size
+    assert step * plan.element % 16 == 0, "the TMA wants 16 bytes"
+    boxes = (1 if plan.together else plan.images) * plan.classes
+    assert plan.plane_bytes // boxes % 128 == 0
+    assert plan.plane_bytes == plan.rows * plan.point * plan.pitch * boxes // plan.classes
     assert plan.input_bytes % 128 == 0
-    assert plan.pitch <= 256
+    assert plan.filled <= 256
+    assert plan.filled * plan.point % 16 == 0
+    assert plan.pitch == plan.filled * (plan.images if plan.together else 1)
     y = row * plan.step_y + plane["phase_y"]
-    begin = column * plan.spread + plane["start"]
-    begin += y * (plan.out_w * plan.element // plan.point) if plan.flat else 0
-    late = begin * plan.point % 16 // plan.point
-    first = begin - late
-    assert plan.flat or late == 0, "a box that does not begin on 16 bytes"
+    line = plan.out_w * plan.element // plan.point
+    lates = set()
     for i in range(plan.images):
         n, z = divmod(image + i, plan.in_d)
-        for channel in range(plan.rows):
-            c = plane["channel"] + channel
-            place = i * plan.segment_pitch + channel * plan.pitch
-            box = np.zeros((plan.pitch, tile.shape[1]))
-            where_to = (n, c, z * plan.step_z + plane["depth"], 0 if plan.flat else y)
+        z = z * plan.step_z + plane["depth"]
+        begin = column * plan.spread + plane["start"]
+        begin += [0, y, y + z * plan.out_h][plan.flat] * line
+        for smem_row in range(plan.rows):
+            c = channel_of_row(plan, plane["channel"] + smem_row)
+            # Of a class as one: the channels before it, in front.
+            start = begin + (c % plan.classes) * plan.out_d * plan.out_h * line
+            late = start * plan.point % 16 // plan.point
+            lates.add((late - later(plan, smem_row)) % (16 // plan.point))
+            assert plan.flat or late == 0, "a box that does not begin on 16 bytes"
+            place = i * plan.segment_pitch + smem_row * plan.pitch
+            box = np.zeros((plan.filled, tile.shape[1]))
+            where_to = (n, c, 0 if plan.flat == 2 else z, 0 if plan.flat else y)
             if all(0 <= a < size for a, size in zip(where_to, points.shape[:4], strict=True)):
                 there = points[where_to]
-                keep = [k for k in range(plan.pitch) if 0 <= first + k < len(there)]
-                box[keep] = there[[first + k for k in keep]]
-            tile[place : place + plan.pitch] = box
-    return late, tile
+                if plan.flat == 2:
+                    first = c // plan.classes * plan.classes
+                    there = points[n, first : first + plan.classes].reshape(-1, tile.shape[1])
+                keep = [k for k in range(plan.filled) if 0 <= start - late + k < len(there)]
+                box[keep] = there[[start - late + k for k in keep]]
+            tile[place : place + plan.filled] = box
+    assert len(lates) == 1, "images and classes begin at places that the consumers do not expect"
+    return lates.pop(), tile
+
+
+def channel_of_row(plan: Plan, row: int) -> int:
+    """Channels of a plane lie one class after the other."""
+    block, inside = divmod(row, ROWS)
+    k, within = divmod(inside, plan.rows // plan.classes)
+    return block * ROWS + within * plan.classes + k
+
+
+def later(plan: Plan, row: int) -> int:
+    """How many points later in its 16 bytes a class begins than the first one."""
+    volume = plan.out_d * plan.out_h * plan.out_w * plan.element // plan.point
+    return row % ROWS // (plan.rows // plan.classes) * volume % (16 // plan.point)
 
 
 def multiply(
@@ -198,6 +231,7 @@ def multiply(
     pieces = plan.segment // 8
     first = run["channel"] % ROWS
     late, tile = plane
+    late = (late + later(plan, first)) % (16 // plan.point) if plan.flat else 0
     rows = (first + np.arange(WARP_ROWS)) * plan.pitch
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
@@ -235,7 +269,7 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (16, 8) if plan.in_order else (8, 4)
-    assert plan.pitch % banks[0] == banks[1], "rows would share banks"
+    assert plan.together or plan.pitch % banks[0] == banks[1], "rows would share banks"
     assert plan.images * plan.segment_pitch <= plan.pitch or plan.copy == 0
     for job in plan.jobs:
         for block in range(plan.channel_blocks):
@@ -293,6 +327,9 @@ def store(
     for (slot, warp, t), total in sums.items():
         run = job["run"][slot][warp]
         first, tap = run["channel"], run["tap"] + t * plan.tap_step
-        target = gw[channel : channel + plan.tile_n, first : first + WARP_ROWS, tap]
-        assert np.isnan(target).all(), "a tap was stored twice"
-        target[...] = total.T[: target.shape[0], : target.shape[1]]
+        for row, values in enumerate(total):
+            out = channel_of_row(plan, first + row)
+            if out < plan.out_channels:
+                target = gw[channel : channel + plan.tile_n, out, tap]
+                assert np.isnan(target).all(), "a tap was stored twice"
+                target[...] = values[: len(target)]

@@ -41,12 +41,47 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-def any_plan(problem: Problem, multiprocessors: int, rng: Random) -> tuple[int, ...]:
-    """A plan that the planner may choose, not the cheapest alone: every kind is as likely."""
+@st.composite
+def box_problems(draw: st.DrawFn) -> Problem:
+    """Layers whose grad_output the TMA can bring, in one way or another."""
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride = draw(st.sampled_from([1, 1, 2]))
+    kernel = (*each(1, 3)[1:], draw(st.integers(1, 5)))
+    padding = draw(st.sampled_from([(0,) * ndim, (0,) * ndim, each(0, 1)]))
+    problem = Problem(
+        batch=draw(st.integers(1, 9)),
+        in_channels=draw(st.integers(8, 70)),
+        out_channels=draw(st.sampled_from([16, 24, 32, 64, 64])),
+        in_size=(*each(1, 3)[1:], draw(st.sampled_from([8, 16, 24, 32, 64]))),
+        kernel=kernel,
+        stride=(*each(1, 2)[1:], stride),
+        padding=tuple(min(p, k - 1) for p, k in zip(padding, kernel, strict=True)),
+        output_padding=(0,) * ndim,
+        dilation=(*each(1, 2)[1:], 1),
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "bfloat16"])),
+        tf32=True,
+        direction="grad_weight",
+    )
+    assume(min(problem.out_size) > 0)
+    return problem
+
+
+def any_plan(
+    problem: Problem, multiprocessors: int, rng: Random, boxes: bool = False
+) -> tuple[int, ...]:
+    """A plan that the planner may choose, not the cheapest alone: every kind is as likely.
+
+    With `boxes` one in which the TMA brings grad_output.
+    """
     deep = sm90_wgrad.flat(problem)
     plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
+    plans = [plan for plan in plans if plan[2].boxes or not boxes]
     assume(plans)
-    kinds = [(str(form), chunk.boxes, chunk.flat) for form, _, chunk, _ in plans]
+    kinds = [
+        (str(form), chunk.boxes, chunk.flat, chunk.classes, chunk.together, chunk.slab)
+        for form, _, chunk, _ in plans
+    ]
     kind = rng.choice(sorted(set(kinds)))
     plan = rng.choice([plan for plan, each in zip(plans, kinds, strict=True) if each == kind])
     return sm90_wgrad.record(deep, *plan)

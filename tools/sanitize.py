@@ -44,6 +44,18 @@ GRADIENT_SWEEP = [
     (1, 32, 64, (301,), 3, 2, 1, 1, 2, torch.bfloat16),
     (1, 24, 16, (5, 9, 17), 3, 1, 1, 1, 1, torch.float32),
     (2, 32, 32, (10, 20), 3, 2, 1, 2, 1, torch.float32),
+    (2, 64, 64, (20, 64), 3, 1, 0, 1, 1, torch.bfloat16),
+    (9, 64, 64, (8, 8), 4, 2, 1, 1, 1, torch.float32),
+    (3, 64, 64, (9, 32), 2, 2, 0, 1, 1, torch.bfloat16),
+]
+
+# size of grad_output, channels_last, dtype
+BIAS_SWEEP = [
+    ((2, 5, 33, 41), False, torch.float32),
+    ((4, 40, 130, 258), False, torch.bfloat16),
+    ((40, 16, 7, 7), False, torch.float16),
+    ((2, 24, 33, 400), True, torch.bfloat16),
+    ((2, 7, 30, 50), True, torch.float32),
 ]
 
 
@@ -71,6 +83,17 @@ def gradient_sweep() -> None:
             torch.cuda.synchronize()
             assert bool(torch.isfinite(gradient).all())
         print("clean, gradients", batch, cin, cout, size, kernel, s, dtype)
+
+
+def bias_sweep() -> None:
+    for size, last, dtype in BIAS_SWEEP:
+        gy = torch.randn(size, device="cuda").to(dtype)
+        if last:
+            gy = gy.contiguous(memory_format=torch.channels_last)
+        result = torch.ops.upconv._grad_bias(gy, 2)
+        torch.cuda.synchronize()
+        assert bool(torch.isfinite(result).all())
+        print("clean, bias", size, last, dtype)
 
 
 def direct_sweep() -> None:
@@ -102,6 +125,7 @@ def main() -> None:
         forward_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     gradient_sweep()
+    bias_sweep()
 
 
 if __name__ == "__main__":

@@ -100,9 +100,21 @@ def aten_weight_gradient(
     return gradient
 
 
-def bias_gradient(grad_output: Tensor, ndim: int) -> Tensor:
+def aten_bias_gradient(grad_output: Tensor, ndim: int) -> Tensor:
     dims = [d for d in range(grad_output.dim()) if d != grad_output.dim() - ndim - 1]
     return grad_output.sum(dims)
+
+
+def bias_gradient(grad_output: Tensor, ndim: int) -> Tensor:
+    """The sum over all but the channels; on a GPU by a kernel of our own.
+
+    A compiler that traces this sees PyTorch's sum, which it can put together with its neighbours.
+    """
+    if type(grad_output) is Tensor and grad_output.is_cuda and not records_gradient(grad_output):
+        result = torch.ops.upconv._grad_bias(grad_output, ndim)
+        assert isinstance(result, Tensor)
+        return result
+    return aten_bias_gradient(grad_output, ndim)
 
 
 def records_gradient(*tensors: Tensor | None) -> bool:

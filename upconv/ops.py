@@ -52,6 +52,7 @@ _SCHEMAS = (
     f"{_PARAMETERS}) -> Tensor",
     "conv_transpose_grad_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, "
     f"{_PARAMETERS}) -> Tensor",
+    "_grad_bias(Tensor grad_output, int ndim) -> Tensor",
     # What the compiled side asks of Python: never on a call whose key it has seen before.
     f"_autograd(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> Tensor",
     f"_check(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> ()",
@@ -284,6 +285,7 @@ def _register() -> None:
         _implement(name, "Autograd", differentiated)
         _implement(name, "FuncTorchBatched", aten)
         torch.library.register_fake(f"upconv::{name}", aten, lib=_library)
+    _implement("_grad_bias", "CompositeExplicitAutograd", autograd.aten_bias_gradient)
     _implement("_autograd", "CompositeImplicitAutograd", autograd.conv_transpose)
     _implement("_check", "CompositeImplicitAutograd", check_call)
     _implement("_aten_gradient", "CompositeExplicitAutograd", _aten_gradient)

@@ -135,8 +135,9 @@ void check_global(const void* address, size_t bytes, bool write) {
 
 CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint32_t rank,
                                 void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
-                                const cuuint32_t* box, const cuuint32_t* steps, int, int, int,
-                                int) {
+                                const cuuint32_t* box, const cuuint32_t* steps, int, int swizzle,
+                                int, int) {
+  map->span = swizzle ? 16u << swizzle : 0;
   map->base = static_cast<const unsigned char*>(base);
   map->element = type == CU_TENSOR_MAP_DATA_TYPE_UINT16 ? 2 : 4;
   map->rounds = type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
@@ -150,6 +151,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint
     if (i && (map->stride[i] % 16 || map->stride[i] >> 40)) return 1;
     if (!sizes[i] || !box[i] || box[i] > 256 || !steps[i] || steps[i] > 8) return 1;
   }
+  if (map->span && box[0] * map->element != map->span) return 1;
   return box[0] * map->element % 16 ? 1 : 0;
 }
 
@@ -157,14 +159,16 @@ void upconv::ptx::box_copy(uint32_t to, const CUtensorMap& map, int c0, int c1, 
                            int c4, uint32_t barrier) {
   const int64_t first[] = {c0, c1, c2, c3, c4};
   if (c0 * map.element % 16) fail("a box that does not begin on 16 bytes");
-  if (to % 128) fail("a box that does not land on 128 bytes");
+  if (to % (map.span ? 8 * map.span : 128)) fail("a box that does not land on 128 bytes");
   int64_t count[5], total = 1;
   for (int i = 0; i < 5; ++i) {
     count[i] = i ? (map.box[i] + map.step[i] - 1) / map.step[i] : map.box[i];
     total *= count[i];
   }
-  unsigned char* target = shared_pointer(to, static_cast<uint32_t>(total * map.element));
-  for (int64_t n = 0; n < total; ++n, target += map.element) {
+  shared_pointer(to, static_cast<uint32_t>(total * map.element));
+  for (int64_t n = 0; n < total; ++n) {
+    const uint32_t address = to + static_cast<uint32_t>(n * map.element);
+    unsigned char* target = shared_pointer(swizzled(address, map.span), map.element);
     int64_t rest = n, offset = 0;
     bool inside = true;
     for (int i = 0; i < 5; ++i) {

@@ -112,13 +112,24 @@ enum CUtensorMapDataType {
   CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
   CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
 };
-enum { CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE };
+enum { CU_TENSOR_MAP_INTERLEAVE_NONE };
+enum {
+  CU_TENSOR_MAP_SWIZZLE_NONE,
+  CU_TENSOR_MAP_SWIZZLE_32B,
+  CU_TENSOR_MAP_SWIZZLE_64B,
+  CU_TENSOR_MAP_SWIZZLE_128B
+};
+// Shared memory in rows of 128 bytes, of which 16 bytes each change places within `span` bytes.
+inline uint32_t swizzled(uint32_t address, uint32_t span) {
+  return span < 32 ? address : address ^ (address >> 7 & (span / 16 - 1)) << 4;
+}
 enum { CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE };
 
 struct CUtensorMap {
   const unsigned char* base;
   int element, rank;
-  bool rounds;  // to TF32
+  bool rounds;    // to TF32
+  uint32_t span;  // bytes within which it swizzles
   uint64_t size[5], stride[5];
   uint32_t box[5], step[5];
 };

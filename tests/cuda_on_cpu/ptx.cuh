@@ -148,9 +148,11 @@ struct Product {
   static float read(uint64_t descriptor, int row, int k) {
     const uint32_t low = static_cast<uint32_t>(descriptor);
     const uint32_t rows = static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4;
-    const uint32_t at = ((low & 0x3fff) << 4) + row / 8 * rows + row % 8 * 16 +
-                        k / kBlock * (low >> 16 << 4) + k % kBlock * kBytes;
-    const unsigned char* from = ptx::shared_pointer(at, kBytes);
+    const uint32_t mode = descriptor >> 62, span = mode ? 256 >> mode : 16;
+    const uint32_t next = mode ? 16 : low >> 16 << 4;  // the next 16 bytes along K
+    const uint32_t at = ((low & 0x3fff) << 4) + row / 8 * rows + row % 8 * span +
+                        k / kBlock * next + k % kBlock * kBytes;
+    const unsigned char* from = ptx::shared_pointer(swizzled(at, span), kBytes);
     uint32_t bits = 0;
     std::memcpy(&bits, from, kBytes);
     return number(bits);

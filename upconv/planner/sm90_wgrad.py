@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -37,6 +38,9 @@ FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 MAX_PIXELS = 128
 MAX_BOX = 256
 """Points of a row of one box of the TMA."""
+SLABS = (128, 64, 32, 16)
+SLAB_ALIGNMENT = 1024
+"""Bytes after which the swizzle repeats."""
 INT = 2**31
 
 
@@ -46,8 +50,14 @@ class Chunk:
 
     boxes: bool
     """The TMA brings grad_output. Otherwise threads copy it."""
-    flat: bool
-    """Boxes: rows of grad_output follow each other as one."""
+    flat: int
+    """Boxes: 1: the rows of a slice of grad_output follow each other as one; 2: all of them do."""
+    classes: int
+    """Then: so many channels follow each other as one, too."""
+    together: bool
+    """Boxes: one has all images of a chunk, side by side in each channel."""
+    slab: int
+    """The TMA brings the input: so many bytes of a channel side by side. 0: threads copy it."""
     segment: int
     images: int
     filled: int
@@ -92,18 +102,31 @@ def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
     return jobs(problem, form, 16 // form.point_bytes if boxes else points_of_copy(problem, form))
 
 
-def box_layout(problem: Problem, form: Form) -> str | None:
-    """How the TMA sees grad_output, whose rows or else channels must begin on 16 bytes.
+def box_layout(problem: Problem, form: Form) -> tuple[int, int] | None:
+    """How the TMA sees grad_output, of which something must begin on 16 bytes: flat and classes.
 
-    "flat": rows follow each other as one. Then no column of grad_output may be left out.
+    Rows do, or slices of which the rows follow each other as one (1), or every channel, every
+    second or every fourth (2). Rows that follow each other must leave out no column, and channels
+    no row and no slice either: what lies beyond them would not be zero.
     """
     row = problem.out_size[2] * problem.element_bytes
+    slice_bytes, volume = row * problem.out_size[1], row * prod(problem.out_size[:2])
     if not contiguous(problem, form):
         return None
     if row % 16 == 0:
-        return "rows"
-    whole = row * problem.out_size[1] % 16 == 0 and problem.padding[2] == 0
-    return "flat" if whole else None
+        return 0, 1
+    if slice_bytes % 16 == 0 and problem.padding[2] == 0:
+        return 1, 1
+    classes, rows = 16 // gcd(volume, 16), plane_rows(problem)
+    # A warp multiplies 16 rows of one class, and the classes of all planes are complete.
+    whole = rows % (WARP_ROWS * classes) == 0 and problem.out_channels % rows == 0
+    fits = classes * prod(problem.out_size) < INT and (whole or classes == 1)
+    return (2, classes) if fits and not any(problem.padding) else None
+
+
+def plane_rows(problem: Problem) -> int:
+    """Channels of a plane."""
+    return min(up(problem.out_channels, WARP_ROWS), ROWS)
 
 
 def copy_input_bytes(problem: Problem) -> int:
@@ -112,8 +135,25 @@ def copy_input_bytes(problem: Problem) -> int:
     return next((size for size in (16, 8, 4) if row % size == 0), 2)
 
 
+def slab_bytes(problem: Problem, segment: int) -> int:
+    """Bytes of a channel that the TMA brings side by side; 0 where it cannot.
+
+    Rows of the input begin on 16 bytes, and what they have in a chunk is whole slabs.
+    """
+    if copy_input_bytes(problem) < 16:
+        return 0
+    return next((b for b in SLABS if segment * problem.element_bytes % b == 0), 0)
+
+
+def input_size(form: Form, pixels: int, slab: int) -> int:
+    """Shared memory of the input of a chunk."""
+    if slab:
+        return pixels * form.n * form.element_bytes
+    return up(pixels // UNIT * unit_bytes(form), 128)
+
+
 def unit_bytes(form: Form) -> int:
-    """Shared memory of a unit of pixels of the input: vectors, spread over the banks."""
+    """Shared memory of a unit of pixels of copied input: vectors, spread over the banks."""
     spare = 32 if form.pairs and form.element_bytes == 2 else 16
     return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
 
@@ -131,6 +171,31 @@ def segments(problem: Problem) -> Iterator[tuple[int, int]]:
                 yield segment, images
 
 
+def spread_out(form: Form, points: int) -> int:
+    """So many points or more that rows fall into different banks."""
+    return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
+
+
+def box_pitches(
+    problem: Problem, form: Form, segment: int, images: int, halo: int
+) -> Iterator[tuple[bool, int, int, int]]:
+    """Boxes of a chunk: together or not, their points, those of a segment and of a channel."""
+    layout = box_layout(problem, form)
+    assert layout is not None
+    strip, vector = segment * form.spread, 16 // form.point_bytes
+    # Flat ones begin up to 15 bytes before the plane.
+    needed = max(strip - form.spread + 1 + halo, strip) + (vector - 1 if layout[0] else 0)
+    if layout[0] == 2 and problem.in_size[0] > 1 and images > 1:
+        return  # slices begin at different places of 16 bytes
+    pitch = spread_out(form, needed)
+    yield False, pitch, plane_rows(problem) * pitch, pitch
+    if images > 1 and problem.in_size[0] == 1:
+        least = up(needed, vector)
+        widths = range(least, least + 8 * vector, vector)
+        best = min(widths, key=lambda w: (conflicts(form, segment, images, w, w * images), w))
+        yield True, best, best, best * images
+
+
 def chunks(
     problem: Problem, form: Form, job_list: list[Job], boxes: bool, hardware: Hardware
 ) -> Iterator[Chunk]:
@@ -140,38 +205,62 @@ def chunks(
     planes = max(map(len, planes_of))
     extra = max(job.extra_rows for job in job_list)
     per_copy = points_of_copy(problem, form)
-    rows = min(up(problem.out_channels, WARP_ROWS), ROWS)
-
-    def spread_out(points: int) -> int:
-        """So many points or more that rows fall into different banks."""
-        return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
-
-    flat = boxes and box_layout(problem, form) == "flat"
+    rows = plane_rows(problem)
+    flat, classes = (box_layout(problem, form) if boxes else None) or (0, 1)
     for segment, images in segments(problem):
         if flat and problem.in_size[2] % segment:
             continue  # beyond the input are zeros, which a NaN of the next row would survive
         strip = segment * form.spread
-        needed = max(strip - form.spread + 1 + halo, strip)
-        filled = up(needed, max(4, per_copy))
-        if boxes:  # flat ones begin up to 15 bytes before the plane
-            filled = pitch = spread_out(needed + (16 // form.point_bytes - 1 if flat else 0))
-            segment_pitch, plane_bytes = rows * pitch, images * rows * pitch * form.point_bytes
-            if planes * images > PRODUCERS or filled > MAX_BOX:
-                continue
+        if boxes:
+            layouts = list(box_pitches(problem, form, segment, images, halo))
         else:
-            pitch, segment_pitch = spread_out(images * filled), filled
-            plane_bytes = rows * pitch * form.point_bytes
+            filled = up(max(strip - form.spread + 1 + halo, strip), max(4, per_copy))
+            layouts = [(False, filled, filled, spread_out(form, images * filled))]
             if images * max(strip, filled - strip) // per_copy > PRODUCERS:
                 continue
-        input_bytes = up(segment * images // UNIT * unit_bytes(form), 128)
-        stage = up(input_bytes + planes * plane_bytes, 128)
-        stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-        # The consumers have one chunk at hand and one to come; the rest is on its way.
-        lag = min(max(stages - extra - 2, 1), 3)
-        if stages < lag + extra + 1:
-            continue
-        layout = (segment, images, filled, segment_pitch, pitch, rows)
-        yield Chunk(boxes, flat, *layout, input_bytes, plane_bytes, stage, stages, lag)
+        for together, filled, segment_pitch, pitch in layouts:
+            each = images if boxes and not together else 1
+            if boxes and (planes * each * classes > PRODUCERS or filled > MAX_BOX):
+                continue
+            plane_bytes = each * rows * pitch * form.point_bytes
+            slab = slab_bytes(problem, segment) if boxes else 0
+            input_bytes = input_size(form, segment * images, slab)
+            stage = up(input_bytes + planes * plane_bytes, SLAB_ALIGNMENT if slab else 128)
+            stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
+            # The consumers have one chunk at hand and one to come; the rest is on its way.
+            lag = min(max(stages - extra - 2, 1), 3)
+            if stages < lag + extra + 1:
+                continue
+            layout = (segment, images, filled, segment_pitch, pitch, rows)
+            sizes = (input_bytes, plane_bytes, stage, stages, lag)
+            yield Chunk(boxes, flat, classes, together, slab, *layout, *sizes)
+
+
+@cache
+def conflicts(form: Form, segment: int, images: int, segment_pitch: int, pitch: int) -> float:
+    """How many times as long as without bank conflicts the consumers read their windows."""
+    if form.in_order:  # every lane a word, 8 channels and 4 words in a row
+        return _most_in_a_bank([row * pitch // 2 + t for row in range(8) for t in range(4)], 1)
+    pieces = [
+        i * segment_pitch + first * form.spread
+        for i in range(images)
+        for first in range(0, segment, 8)
+    ]
+    times = []
+    for unit in range(0, len(pieces), 4):
+        four = pieces[unit : unit + 4]
+        if form.spread == 2:  # halves of the unit one after the other, 8 points a lane
+            starts = [[four[h + t // 2] + t % 2 * 8 for t in range(4)] for h in (0, 2)]
+        else:
+            starts = [four]
+        # Vectors of 16 bytes are read by 8 lanes at a time: two channels.
+        times += [_most_in_a_bank([r * pitch + at for r in (0, 1) for at in s], 4) for s in starts]
+    return sum(times) / len(times)
+
+
+def _most_in_a_bank(words: list[int], width: int) -> int:
+    banks = [word % 32 // width for word in words]
+    return max(banks.count(bank) for bank in banks)
 
 
 def passes(channels: int, row: int, beside: int = 1) -> int:
@@ -190,14 +279,18 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     per_copy = points_of_copy(problem, form)
     strip = chunk.segment * form.spread
     parts_of_row = [strip, chunk.filled - strip] if chunk.filled > strip else [strip]
-    boxes = len(planes) * chunk.images if chunk.boxes else 0
-    if boxes:
+    each = (1 if chunk.together else chunk.images) * chunk.classes
+    boxes = len(planes) * each if chunk.boxes else 0
+    if chunk.boxes:
         parts_of_row = []
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
     squares = not form.in_order and copy_input >= 8
-    if squares:
+    if chunk.slab:
+        brought = words = 0
+        boxes += chunk.pixels * element // chunk.slab
+    elif squares:
         words = 4 * passes(form.n, units * (1 if small else 2), 8)
         brought = words * 16 // copy_input
     else:
@@ -205,8 +298,9 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     parts = 2 if form.spread == 2 and form.run > 2 else 1
     together = 2 if form.groups > 1 and form.spread == 1 else 1
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
-    window = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
-    products = sum(len(products) for products in job.consumers)
+    window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
+    window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
+    products = sum(map(job.windows, job.consumers))
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
     span = chunk.filled * point_step(problem, form)
     rows = {(plane.channel, plane.depth, plane.phase_y, plane.start) for plane in planes}
@@ -220,6 +314,8 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         read=chunk.images * read,
         copies=copies + brought,
         rounded=words if squares or not small else 0,
+        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and not form.in_order else 0,
+        copied=float(not chunk.slab),
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
         boxes=boxes,
@@ -338,8 +434,11 @@ def fields(
         "segment_pitch": chunk.segment_pitch,
         "pitch": chunk.pitch,
         "copy_input": copy_input_bytes(problem),
+        "slab": chunk.slab,
         "copy": 0 if chunk.boxes else copy_bytes(problem, form),
-        "flat": int(chunk.flat),
+        "flat": chunk.flat,
+        "classes": chunk.classes,
+        "together": int(chunk.together),
         "rows": chunk.rows,
         "strips": -(-problem.in_size[2] // chunk.segment),
         "image_groups": -(-problem.batch * problem.in_size[0] // chunk.images),

@@ -2,8 +2,8 @@
 
 The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200
 (`benchmarks/results/h200-wgrad-2026-11-15.jsonl`). Producers and consumers overlap only in part,
-because they share the port of the shared memory: of the faster side two fifths are felt, and all of
-it where the ring has no slot to spare. The standard deviation of the whole is 11 %.
+because they share the port of the shared memory: of the faster side a third is felt, and all of it
+where the ring has no slot to spare. The standard deviation of the whole is 11 %.
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ if TYPE_CHECKING:
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
-    "copies": 32.67,
-    "rounded": 45.64,
-    "read": 0.01835,
-    "places": 44.65,
-    "boxes": 59.75,
-    "starts": 881.4,
-    "chunk": 588.5,
+    "copied": 234.4,
+    "copies": 42.92,
+    "read": 0.01129,
+    "places": 44.36,
+    "boxes": 91.42,
+    "starts": 425.6,
+    "chunk": 572.6,
 }
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
-CONSUMER_CYCLES = {"tensor": 0.9082, "batches": 309.2, "windows": 0.003846, "rounded": 20.94}
+CONSUMER_CYCLES = {
+    "tensor": 0.9229,
+    "batches": 236.9,
+    "windows": 0.002156,
+    "rounded": 80.67,
+    "woven": 10.65,
+}
 WAIT_CYCLES = 300.0
 """A pass of element loads through registers, four on their way at a time (160 to 380 measured)."""
-SHADOW = {False: 1.0, True: 0.3914}
+SHADOW = {False: 1.0, True: 0.4143}
 """Share of the faster side that is felt, without and with a slot to spare."""
+ROW_BYTES = 65.75
+"""What the start of each row of a chunk costs the memory, as if it were so many bytes more."""
+TOGETHER = 4
 LAUNCH_MICROSECONDS = 12.0
 """Two launches, the first chunk, the last store."""
 ADD_BYTES = 2.5e6
@@ -59,6 +68,10 @@ class ChunkWork:
     """Copies of a producer thread."""
     rounded: float
     """Words that a producer thread rounds."""
+    woven: float
+    """Vectors that a producer thread reorders, of what the TMA has brought."""
+    copied: float
+    """1 where threads copy the input."""
     places: float
     """Parts of planes for which a producer thread computes addresses."""
     boxes: float
@@ -149,8 +162,16 @@ class Blocks:
         return chunk_count(self.strips, height, extra, workers) * self.work[job].cycles
 
     @cached_property
-    def memory_cycles(self) -> float:
-        return self.problem.bytes / DRAM_BYTES / self.multiprocessors
+    def memory(self) -> tuple[float, float]:
+        """Cycles of the least traffic, and those bytes' share that a chunk's rows begin anew."""
+        rows = self.chunk.segment * self.problem.stride[2] * self.problem.element_bytes
+        return self.problem.bytes / DRAM_BYTES / self.multiprocessors, 1 / rows
+
+    def total(self, cycles: float) -> float:
+        """Multiprocessors and memory: where both have much to do neither is at its best."""
+        least, rows = self.memory
+        memory = least * (1 + ROW_BYTES * rows)
+        return float((cycles**TOGETHER + memory**TOGETHER) ** (1 / TOGETHER))
 
     def rounds(self, workers: Sequence[int]) -> int:
         return -(-sum(workers) * self.channel_blocks // self.multiprocessors)
@@ -168,8 +189,8 @@ class Blocks:
         """The expected time with so many blocks for each job."""
         slowest = max(range(len(workers)), key=lambda job: self.cycles(job, workers[job]))
         cycles = self.rounds(workers) * self.cycles(slowest, workers[slowest])
-        total = max(cycles, self.memory_cycles)
-        bound = self.work[slowest].bound if total == cycles else "memory"
+        total = self.total(cycles)
+        bound = self.work[slowest].bound if cycles > self.memory[0] else "memory"
         microseconds = total / CLOCK_MHZ + self.besides(workers)
         return Split(workers, self.workspace(workers), microseconds, bound)
 

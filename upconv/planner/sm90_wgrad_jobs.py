@@ -171,6 +171,18 @@ class Job:
                 return index, run.shift_x - plane.start
         return None
 
+    def windows(self, products: tuple[Product, ...]) -> int:
+        """How often a warpgroup reads points for its products.
+
+        Both width phases of 16-bit pairs find single taps in the same words, which are read once.
+        """
+        if not (self.form.pairs and self.form.element_bytes == 2 and self.form.run == 1):
+            return len(products)
+        planes = self.planes
+        return len(
+            {tuple((c, r.shift_y, self.place(planes, c, r)) for c, r in p) for p in products}
+        )
+
     def halo(self, planes: list[Plane]) -> int:
         """Points beyond the last column's first that its taps reach."""
         places = [(self.place(planes, *share), share[1]) for share in self.shares]

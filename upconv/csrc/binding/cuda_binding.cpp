@@ -6,6 +6,7 @@
 #include <list>
 
 #include "common.h"
+#include "cuda/bias_gradient.h"
 #include "cuda_kernels.h"
 #include "gradients.h"
 #include "tf32.h"
@@ -228,6 +229,48 @@ struct CudaGradients {
   }
 };
 
+// The sum of grad_output over everything but its channels. What is not dense (a gradient that was
+// expanded from one number, say), empty or of another dtype is PyTorch's to add.
+Tensor grad_bias(const Tensor& gy, int64_t ndim) {
+  const int64_t at = gy.dim() - ndim - 1;
+  const auto type = gy.scalar_type();
+  const bool known = type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+  const bool contiguous = gy.is_contiguous();
+  const bool last = !contiguous && at == 1 &&
+                    ((ndim == 2 && gy.is_contiguous(at::MemoryFormat::ChannelsLast)) ||
+                     (ndim == 3 && gy.is_contiguous(at::MemoryFormat::ChannelsLast3d)));
+  if (!known || at < 0 || at > 1 || gy.numel() == 0 || (!contiguous && !last)) {
+    at::DimVector others;
+    for (int64_t d = 0; d < gy.dim(); ++d)
+      if (d != at) others.push_back(d);
+    return gy.sum(others);
+  }
+  const c10::cuda::CUDAGuard guard(gy.device());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+  BiasGradient sum{};
+  sum.type = type == at::kFloat      ? SumType::kFloat32
+             : type == at::kBFloat16 ? SumType::kBfloat16
+                                     : SumType::kFloat16;
+  sum.channels_last = last;
+  sum.images = at == 1 ? gy.size(0) : 1;
+  sum.channels = gy.size(at);
+  sum.pixels = gy.numel() / sum.images / sum.channels;
+  sum.gy = gy.const_data_ptr();
+  plan_bias_gradient(&sum, multiprocessors(gy.device().index()));
+  Tensor result = empty_cuda({sum.channels}, type, gy.device(), at::MemoryFormat::Contiguous);
+  Tensor workspace;
+  if (const int64_t bytes = bias_gradient_workspace_bytes(sum)) {
+    workspace = empty_cuda({bytes}, at::kByte, gy.device(), at::MemoryFormat::Contiguous);
+    sum.workspace = static_cast<float*>(workspace.mutable_data_ptr());
+  }
+  sum.result = result.mutable_data_ptr();
+  const cudaError_t error = bias_gradient(sum, stream);
+  TORCH_CHECK(error == cudaSuccess, "upconv: adding up the bias's gradient of a grad_output of ",
+              gy.sizes(), " failed: ", cudaGetErrorString(error),
+              "; set UPCONV_BACKEND=aten to go on with PyTorch's own operator");
+  return result;
+}
+
 void clear_plans() {
   plan_cache().clear();
   packed_weights().clear();
@@ -239,6 +282,7 @@ TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose3d", kernel<3, run<3>>());
   library.impl("conv_transpose_grad_input", gradient_kernel<CudaGradients, kGradInput>());
   library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
+  library.impl("_grad_bias", grad_bias);
 }
 
 TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {

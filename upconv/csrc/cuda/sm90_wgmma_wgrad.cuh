@@ -23,10 +23,13 @@
 // Accumulators: consumers x G runs x T taps x 64 x N. Blocks share the pixels ("workers"); each
 // writes its sums to the workspace, and a second kernel adds them in a fixed order.
 //
-// Roles: producers   warps 0-3   fill the ring: asynchronous copies of each thread, and TMA boxes
-//                                of grad_output where its points lie side by side in memory
+// Roles: producers   warps 0-3   fill the ring: the TMA brings grad_output where its points lie
+// side
+//                                by side in memory, and then also input whose rows begin on 16
+//                                bytes; otherwise asynchronous copies of each thread
 //        consumers   C warpgroups, each with its own taps or channels, on the same chunks
-// Pipelines: full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
+// Pipelines: raw[stage]    the input's bytes, where producers have yet to change their order
+//            full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
 //            empty[stage]  each consumer arrives once  -> producers may fill again
 #pragma once
 
@@ -39,8 +42,8 @@ namespace upconv::wgrad {
 
 template <typename Operand, int C, int N, int G, int T, bool kPairs>
 __global__ void __launch_bounds__(128 * (C + 1), 1)
-    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p,
-                     const __grid_constant__ CUtensorMap map) {
+    sm90_wgmma_wgrad(const __grid_constant__ WgradParams p, const __grid_constant__ CUtensorMap gy,
+                     const __grid_constant__ CUtensorMap x) {
   static_assert(C == 2 || C == 3, "registers are shared out for two or three consumers");
   // ptxas wants accumulators and register operands within what the block is launched with (168 or
   // 128 a thread), whatever setmaxnreg adds: 5 taps of N = 64 make it serialize the products.
@@ -52,6 +55,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
       ptx::barrier_init(shared.empty + 8 * i, C);
+      ptx::barrier_init(shared.raw + 8 * i, 1);
     }
     ptx::barrier_init_fence();
   }
@@ -66,11 +70,17 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, N, kPairs>(p, shared, map).run();
+    Producer<Operand, N, kPairs>(p, shared, gy, x).run();
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
-    Consumer<Operand, N, G, T, kPairs>(p, shared, c).run(c);
+    // TF32 has a consumer for what the TMA has rounded: 3 of 4 instructions of a window less.
+    constexpr bool kRounds = sizeof(typename Operand::Element) == 4;
+    if (kRounds && boxes(p)) {
+      Consumer<Operand, N, G, T, kPairs, kRounds>(p, shared, c).run(c);
+    } else {
+      Consumer<Operand, N, G, T, kPairs, false>(p, shared, c).run(c);
+    }
   }
 }
 
@@ -98,7 +108,7 @@ __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ Wg
   for (int worker = 0; worker < job.workers; ++worker)
     sum += source[block_of(p, worker, number, channels) * block_sums];
   const int r = i % half, lane = threadIdx.x % 32;
-  const int out = run.channel + lane / 4 + r / 2 % 2 * 8;
+  const int out = channel_of_row(p, run.channel + lane / 4 + r / 2 % 2 * 8);
   const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
   if (out >= p.out_channels || in >= p.in_channels) return;
   // What pairs channels of different groups is not stored.

@@ -1,6 +1,8 @@
 // Hopper kernel for the weight's gradient: what a consumer warpgroup does with a chunk.
 #pragma once
 
+#include <type_traits>
+
 #include "sm90_wgrad_layout.cuh"
 #include "wgmma_registers.cuh"
 
@@ -128,35 +130,47 @@ struct Window<Operand, T, true, 2> {
     return pieces[threadIdx.x % 4] * 4;
   }
 
-  template <int kSkew>
-  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high) {
-    constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
+  // From the words `w` of eight channels, of which the run's first is the first.
+  __device__ __forceinline__ void take(const uint32_t* w, int half, int high) {
     const uint32_t turn = high == 2 ? 0x7610 : 0x5432, other = high == 2 ? 0x5432 : 0x7610;
     const uint32_t same = high == 1 ? 0x7632 : 0x5410;
     const uint32_t even = high >= 2 ? turn : same, odd = high >= 2 ? other : same;
+    const auto two = [&](int i) { return __byte_perm(w[i], w[i + 1], i % 2 == 0 ? even : odd); };
+#pragma unroll
+    for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
+#pragma unroll
+    for (int q = 0; q < kOdd; ++q)
+      a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);
+  }
+
+  // With `kTwo` also for another run that finds its points in the same words.
+  template <int kSkew, bool kTwo>
+  __device__ __forceinline__ void load_at(uint32_t from, uint32_t eight_channels, int high,
+                                          Window& second, int second_high) {
+    constexpr int kPoints = (kSkew + 8 + T - 1 + 3) / 4 * 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint32_t w[kPoints];
 #pragma unroll
       for (int i = 0; i < kPoints; i += 4) load_four(w + i, from + half * eight_channels + 4 * i);
-      const auto two = [&](int i) {
-        return __byte_perm(w[kSkew + i], w[kSkew + i + 1], i % 2 == 0 ? even : odd);
-      };
-#pragma unroll
-      for (int q = 0; q < kEven; ++q) a[q][half] = two(2 * q), a[q][half + 2] = two(2 * q + 4);
-#pragma unroll
-      for (int q = 0; q < kOdd; ++q)
-        a[kEven + q][half] = two(2 * q + 1), a[kEven + q][half + 2] = two(2 * q + 5);
+      take(w + kSkew, half, high);
+      if constexpr (kTwo) second.take(w + kSkew, half, second_high);
     }
+  }
+
+  template <bool kTwo>
+  __device__ __forceinline__ void load_runs(uint32_t base, uint32_t eight_channels, Piece piece,
+                                            int skew, int high, Window& second, int second_high) {
+    const uint32_t from = base + piece;
+    if (skew == 0) return load_at<0, kTwo>(from, eight_channels, high, second, second_high);
+    if (skew == 1) return load_at<1, kTwo>(from, eight_channels, high, second, second_high);
+    if (skew == 2) return load_at<2, kTwo>(from, eight_channels, high, second, second_high);
+    load_at<3, kTwo>(from, eight_channels, high, second, second_high);
   }
 
   __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
                                        int skew, int high) {
-    const uint32_t from = base + piece;
-    if (skew == 0) return load_at<0>(from, eight_channels, high);
-    if (skew == 1) return load_at<1>(from, eight_channels, high);
-    if (skew == 2) return load_at<2>(from, eight_channels, high);
-    load_at<3>(from, eight_channels, high);
+    load_runs<false>(base, eight_channels, piece, skew, high, *this, 0);
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] {
@@ -170,18 +184,18 @@ template <typename Operand, int T>
 struct Window<Operand, T, false, 2> {
   using Piece = int4;
   static constexpr int kSteps = 2, kTogether = 2;
-  static constexpr int kWords = 1 + (T + 1) / 2;
   uint32_t a[2][T][4];
 
   __device__ static __forceinline__ Piece piece(const int* pieces) {
     return *reinterpret_cast<const int4*>(pieces);
   }
 
-  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
-                                       int skew, int) {
+  // Whether the first tap starts in mid-word: known here (0 or 1), or (2) by `even` and `odd`.
+  template <int kSkew>
+  __device__ __forceinline__ void load_at(uint32_t base, uint32_t eight_channels, Piece piece,
+                                          uint32_t even = 0, uint32_t odd = 0) {
+    constexpr int kWords = kSkew == 2 ? 1 + (T + 1) / 2 : (kSkew + T + 2) / 2;
     const int at[4] = {piece.x, piece.y, piece.z, piece.w};
-    const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
-    base += threadIdx.x % 4 * 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -191,10 +205,30 @@ struct Window<Operand, T, false, 2> {
         for (int k = 0; k < kWords; ++k)
           ptx::load_shared(w[k], base + half * eight_channels + at[i] * 2 + 4 * k);
 #pragma unroll
-        for (int t = 0; t < T; ++t)
-          a[i / 2][t][half + i % 2 * 2] =
-              __byte_perm(w[t / 2], w[t / 2 + 1], t % 2 == 0 ? even : odd);
+        for (int t = 0; t < T; ++t) {
+          const int first = kSkew == 2 ? t / 2 : (t + kSkew) / 2;
+          uint32_t& to = a[i / 2][t][half + i % 2 * 2];
+          if constexpr (kSkew == 2) {
+            to = __byte_perm(w[first], w[first + 1], t % 2 == 0 ? even : odd);
+          } else {
+            to = (t + kSkew) % 2 == 0 ? w[first] : __byte_perm(w[first], w[first + 1], 0x5432);
+          }
+        }
       }
+  }
+
+  // With an odd number of taps the branch saves a word of two or three (kb69 1.20 -> 1.00 ms), with
+  // 4 some registers (kb71 0.45 -> 0.37). With 2 it cost 6 to 10 %.
+  __device__ __forceinline__ void load(uint32_t base, uint32_t eight_channels, Piece piece, int,
+                                       int skew, int) {
+    base += threadIdx.x % 4 * 4;
+    if constexpr (T == 2) {
+      const uint32_t even = skew ? 0x5432 : 0x3210, odd = skew ? 0x7654 : 0x5432;
+      return load_at<2>(base, eight_channels, piece, even, odd);
+    } else {
+      if (skew == 0) return load_at<0>(base, eight_channels, piece);
+      load_at<1>(base, eight_channels, piece);
+    }
   }
 
   __device__ __forceinline__ const uint32_t (&set(int m, int t) const)[4] { return a[m][t]; }
@@ -202,16 +236,19 @@ struct Window<Operand, T, false, 2> {
 
 // --- Consumers: main loop --------------------------------------------------------------------
 
-template <typename Operand, int N, int G, int T, bool kPairs>
+// Of grad_output that the TMA has brought: rounded already.
+template <typename Operand>
+struct Boxed : Operand {
+  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
+};
+
+template <typename Operand, int N, int G, int T, bool kPairs, bool kBoxed>
 struct Consumer {
   using Layout = Shape<Operand, kPairs>;
-  using Runs = Window<Operand, T, kPairs, Layout::kElement>;
+  using Read = std::conditional_t<kBoxed, Boxed<Operand>, Operand>;
+  using Runs = Window<Read, T, kPairs, Layout::kElement>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
-  // From one instruction to the next, and from the first half of K to the second.
-  static constexpr int kVector = Layout::vector_step(N) / 16;
-  static constexpr int kStep = Layout::kWoven ? kVector : 2 * kVector;
-  static constexpr int kHalf = Layout::kWoven ? Layout::kVectors / 2 * kVector : kVector;
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
   static constexpr uint32_t kSkew = Layout::kWoven ? 3 : 1, kPacked = Layout::kWoven ? 16 : 4;
   static constexpr uint32_t kVectorPoints = kSkew + 1;
@@ -220,7 +257,8 @@ struct Consumer {
   const Share share;
   float d[G][T][N / 2];
   // Registers are short: where a run's first window lies in a stage (18 bits, of which the lowest
-  // are zero), its skew and high in those, above it its chunks back (4 bits) and plane (3).
+  // are zero), its skew and high in those, above it its chunks back (4 bits), plane (3) and how
+  // much later its class of channels begins than the first (3).
   uint32_t place[G];
   Slot slot;  // and the job's extra rows
 
@@ -236,7 +274,10 @@ struct Consumer {
       const int row = run.channel % kRows + thread % 32 / 4;
       const uint32_t address = shared.stages + p.input_bytes + run.plane * p.plane_bytes +
                                (row * p.pitch + run.offset) * point_bytes(p);
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22);
+      // Rows of a warp are of one class. Points, of which every 16 bytes begin anew.
+      const int later = run.channel % kRows / class_rows(p) * volume_points(p);
+      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 |
+                             (later & (16 / point_bytes(p) - 1)) << 25);
     }
   }
 
@@ -277,26 +318,43 @@ struct Consumer {
     }
   }
 
+  // The windows of runs kFirst to kLast - 1. With one tap for each of both width phases of stride 2
+  // (kernel = stride) two runs read the same words: once.
+  template <int kFirst, int kLast>
+  __device__ __forceinline__ void load_windows(Runs (&window)[kTogether], const uint32_t (&base)[G],
+                                               uint32_t eight, typename Runs::Piece piece,
+                                               int part) const {
+    if constexpr (kPairs && Layout::kElement == 2 && T == 1 && kLast - kFirst == 2) {
+      if (base[kFirst] == base[kFirst + 1]) {
+        return window[0].template load_runs<true>(base[kFirst] & ~(kPacked - 1), eight, piece,
+                                                  base[kFirst] & kSkew, place[kFirst] >> 2 & 3,
+                                                  window[1], place[kFirst + 1] >> 2 & 3);
+      }
+    }
+#pragma unroll
+    for (int g = kFirst; g < kLast; ++g)
+      window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
+                              place[g] >> 2 & 3);
+  }
+
   // The products of one unit of pixels with `kTaps` taps of `kTogether` runs, from the first-th on;
   // `base` holds their windows' addresses and skews.
   template <int kTaps, int kFirst>
   __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
-    const uint32_t first = kHalf << 16 | tile >> 4;
+    const uint32_t first = p.operand_low | tile >> 4;
 #pragma unroll
     for (int part = 0; part < Runs::kSteps / Runs::kTogether; ++part) {
       Runs window[kTogether];
-#pragma unroll
-      for (int g = kFirst; g < kLast; ++g)
-        window[g - kFirst].load(base[g] & ~(kPacked - 1), eight, piece, part, base[g] & kSkew,
-                                place[g] >> 2 & 3);
+      load_windows<kFirst, kLast>(window, base, eight, piece, part);
       ptx::wgmma_fence();
 #pragma unroll
       for (int m = 0; m < Runs::kTogether; ++m) {
-        // K-major without swizzle: 8 channels are 128 bytes. Only the lower half ever changes.
-        const uint64_t b =
-            static_cast<uint64_t>(128 >> 4) << 32 | (first + (part * Runs::kTogether + m) * kStep);
+        // K-major. Only the lower half ever changes.
+        const int step = part * Runs::kTogether + m;
+        const uint64_t b = static_cast<uint64_t>(p.operand_high) << 32 |
+                           (first + step % 2 * p.operand_one + step / 2 * p.operand_two);
 #pragma unroll
         for (int g = kFirst; g < kLast; ++g)
 #pragma unroll
@@ -320,18 +378,27 @@ struct Consumer {
       if (p.flat) {
         unsigned short late;
         ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
-        const uint32_t points = (packed & kSkew) + late;
+        const uint32_t later = late + (packed >> 25);
+        const uint32_t points = (packed & kSkew) + (later & (16 / point_bytes(p) - 1));
         base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
       }
     }
     const uint32_t tile = shared.stages + slot.index() * p.stage_bytes;
-    constexpr int kUnitBytes = Layout::kVectors * Layout::vector_step(N);
 #pragma unroll 1
-    for (uint32_t unit = 0; (unit + 1) * kUnitBytes <= p.input_bytes; ++unit) {
+    for (uint32_t unit = 0; (unit + 1) * kUnit <= chunk_pixels(p); ++unit) {
       const uint32_t here = ptx::computed_here(unit);
       const typename Runs::Piece piece = Runs::piece(shared.pieces + 4 * here);
-      multiply<kTaps, 0>(base, eight, piece, tile + here * kUnitBytes);
+      multiply<kTaps, 0>(base, eight, piece, tile + unit_at(here));
     }
+  }
+
+  // Where a unit of the input begins. Two units of 16-bit pixels share a slab of 128 bytes.
+  __device__ __forceinline__ uint32_t unit_at(uint32_t unit) const {
+    constexpr uint32_t kCopied = Layout::kVectors * Layout::vector_step(N);
+    constexpr uint32_t kRow = kUnit * Layout::kElement;
+    if (!slabs(p)) return unit * kCopied;
+    if (kRow == 128 || p.slab < 128) return unit * N * kRow;
+    return unit / 2 * N * 2 * kRow + unit % 2 * kRow;
   }
 
   template <int kTaps>

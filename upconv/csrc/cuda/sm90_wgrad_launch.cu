@@ -1,6 +1,8 @@
 // Plan integers -> WgradParams, and the choice of the operand type.
 #include "sm90_wgrad_launch.h"
 
+#include "sm90_wgrad_layout.cuh"
+
 namespace upconv {
 
 #define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16)
@@ -16,6 +18,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
 #undef UPCONV_READ
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
+  wgrad::describe_operand(plan);
   int more = 0;
   for (int i = 0; i < plan->jobs; ++i) {
     WgradJob& job = plan->job[i];

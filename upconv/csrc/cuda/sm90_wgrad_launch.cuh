@@ -18,28 +18,65 @@ namespace upconv {
   X(2, 64, 1, 4, 1) X(2, 64, 2, 2, 1) X(2, 128, 1, 2, 1) X(2, 128, 2, 1, 1)
 // clang-format on
 
-// grad_output as the TMA sees it: points, rows, depths, channels, images; a box is one image's part
-// of a plane.
+// grad_output as the TMA sees it: points, rows, depths, images, channels. A box is one image's part
+// of a plane, or that of all images of a chunk: then those of a channel lie side by side.
 inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   const int point = wgrad::point_bytes(p);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const int64_t row = static_cast<int64_t>(p.out_w) * wgrad::element_bytes(p) / point;
-  const cuuint64_t sizes[] = {size(p.flat ? row * p.out_h : row), size(p.flat ? 1 : p.out_h),
-                              size(p.out_d), size(p.out_channels), size(p.batch)};
-  cuuint64_t strides[4];
-  cuuint64_t bytes = point;
-  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  const int64_t slice = row * p.out_h, volume = slice * p.out_d;
+  const int64_t whole[] = {row, slice, volume * p.classes};
+  const cuuint64_t sizes[] = {size(whole[p.flat]), size(p.flat ? 1 : p.out_h),
+                              size(p.flat == 2 ? 1 : p.out_d), size(p.batch),
+                              size(p.out_channels / p.classes)};
+  const cuuint64_t strides[] = {size(row * point), size(slice * point),
+                                size(volume * p.out_channels * point),
+                                size(volume * p.classes * point)};
+  // A stride of a dimension of one is never taken, but must be a multiple of 16 bytes.
+  const cuuint64_t steps_of[] = {p.flat ? strides[2] : strides[0],
+                                 p.flat == 2 ? strides[2] : strides[1], strides[2], strides[3]};
   const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.pitch), 1, 1, static_cast<cuuint32_t>(p.rows),
-                            1};
-  // Integers: the TMA moves bits.
-  const auto type = point == 4 ? CU_TENSOR_MAP_DATA_TYPE_UINT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.filled), 1, 1,
+                            static_cast<cuuint32_t>(p.together ? p.images : 1),
+                            static_cast<cuuint32_t>(wgrad::class_rows(p))};
+  // TF32 is rounded to nearest; all other numbers are bits.
+  const auto type = p.operand == 0 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                    : point == 4   ? CU_TENSOR_MAP_DATA_TYPE_UINT32
+                                   : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
-      encode(map, type, 5, const_cast<void*>(p.gy), sizes, strides, box, steps,
+      encode(map, type, 5, const_cast<void*>(p.gy), sizes, steps_of, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// The input as the TMA sees it: pixels, rows, depths, channels, images; a box is one slab. TF32 is
+// rounded to nearest on the way.
+inline cudaError_t describe_slabs(const WgradParams& p, CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  const int element = wgrad::element_bytes(p);
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_w), size(p.in_h), size(p.in_d), size(p.in_channels),
+                              size(p.batch)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = element;
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.slab / element), 1, 1,
+                            static_cast<cuuint32_t>(p.tile_n), 1};
+  const auto type =
+      element == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const auto swizzle = p.slab == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : p.slab == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+                       : p.slab == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
+  const CUresult result =
+      encode(map, type, 5, const_cast<void*>(p.x), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -53,9 +90,10 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  CUtensorMap map{};
-  if (wgrad::boxes(p) && (error = describe_boxes(p, &map)) != cudaSuccess) return error;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
+  CUtensorMap gy{}, x{};
+  if (wgrad::boxes(p) && (error = describe_boxes(p, &gy)) != cudaSuccess) return error;
+  if (wgrad::slabs(p) && (error = describe_slabs(p, &x)) != cudaSuccess) return error;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   add<<<add_blocks, kAddThreads, 0, stream>>>(p);

@@ -12,7 +12,7 @@ namespace upconv::wgrad {
 
 constexpr int kProducers = 128;
 constexpr int kUnit = 32;       // pixels that one set of registers covers
-constexpr int kPiecesAt = 256;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
+constexpr int kPiecesAt = 384;  // the header: barriers, where the 8-pixel pieces of a chunk lie,
 constexpr int kPlanesAt = 512;  // what producers know of the job's planes,
 constexpr int kLateAt = 768;    // where the planes of each stage begin in their boxes,
 constexpr int kSpotsAt = 1024;  // and the producers' own places in the present unit of work
@@ -42,25 +42,58 @@ __host__ __device__ inline int element_bytes(const WgradParams& p) { return p.op
 __host__ __device__ inline int point_bytes(const WgradParams& p) {
   return p.pairs ? 4 : element_bytes(p);
 }
-// Does the TMA bring grad_output? A box is one image's part of a plane: channel after channel.
+// Does the TMA bring the input? A "slab" is 32, 64 or 128 bytes of a row, of N channels, swizzled:
+// a warp's asynchronous copies of 16 bytes each to a place of its own took 32 wavefronts of the
+// shared-memory port, and were half of all that kb57 has in BF16.
+__host__ __device__ inline bool slabs(const WgradParams& p) { return p.slab > 0; }
+__host__ __device__ inline int slabs_of_chunk(const WgradParams& p) {
+  return p.segment * p.images * element_bytes(p) / p.slab;
+}
+__host__ __device__ inline int input_copied(const WgradParams& p) {
+  return p.segment * p.images * element_bytes(p) * p.tile_n;
+}
+// Where 16 bytes of a channel of a chunk lie, `along` bytes along K.
+__device__ __forceinline__ uint32_t slab_place(const WgradParams& p, int along, int channel) {
+  const int slab = along & -p.slab;  // powers of two
+  const uint32_t at = slab * p.tile_n + channel * p.slab + (along - slab);
+  return at ^ (at >> 7 & (p.slab / 16 - 1)) << 4;
+}
+// Does the TMA bring grad_output? A box is one image's part of a plane, or that of all images:
+// channel after channel.
 __host__ __device__ inline bool boxes(const WgradParams& p) { return p.copy == 0; }
+__host__ __device__ inline int boxes_of_plane(const WgradParams& p) {
+  return (p.together ? 1 : p.images) * p.classes;
+}
+// Where planes do not begin on 16 bytes, every second or fourth does: their channels are classes,
+// with boxes of their own, and lie one class after the other.
+__host__ __device__ inline int class_rows(const WgradParams& p) { return p.rows / p.classes; }
+// Points of grad_output from one channel to the next.
+__device__ __forceinline__ int volume_points(const WgradParams& p) {
+  return p.out_volume / (point_bytes(p) / element_bytes(p));
+}
+// The channel of grad_output in a row of shared memory.
+__device__ __forceinline__ int channel_of_row(const WgradParams& p, int row) {
+  const int inside = row % kRows, rows = class_rows(p);
+  return row - inside + inside % rows * p.classes + inside / rows;
+}
 __host__ __device__ inline int chunk_pixels(const WgradParams& p) { return p.segment * p.images; }
 __host__ __device__ inline int shared_bytes(const WgradParams& p) {
   return kHeaderBytes + p.stages * p.stage_bytes + kSlackBytes;
 }
 
-static_assert(2 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kLateAt - kPlanesAt &&
+static_assert(3 * 8 * kWgradMaxStages <= kPiecesAt && kWgradPlanes * 32 <= kLateAt - kPlanesAt &&
                   2 * kWgradMaxStages * kWgradPlanes <= kSpotsAt - kLateAt,
               "the header is too small");
 
 struct Shared {
-  uint32_t full, empty;  // barrier arrays
-  int* pieces;           // point of each 8-pixel piece of a chunk
+  uint32_t full, empty, raw;  // barrier arrays
+  int* pieces;                // point of each 8-pixel piece of a chunk
   uint32_t planes, late, spots, stages;
 
   __device__ __forceinline__ explicit Shared(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kWgradMaxStages;
+    raw = empty + 8 * kWgradMaxStages;
     pieces = reinterpret_cast<int*>(memory + kPiecesAt);
     planes = full + kPlanesAt;
     late = full + kLateAt;
@@ -73,6 +106,30 @@ struct Shared {
     return late + (stage * kWgradPlanes + plane) * 2;
   }
 };
+
+// --- The input as an operand -----------------------------------------------------------------
+
+// Fills in how WGMMA finds the input. Without swizzle a step along K has two vectors, which lie
+// anywhere; in a slab they follow each other.
+inline void describe_operand(WgradParams* plan) {
+  WgradParams& p = *plan;
+  const bool small = element_bytes(p) == 2, woven = p.pairs || !small;
+  if (slabs(p)) {
+    const uint32_t rows = 8 * p.slab >> 4, slab = p.tile_n * p.slab >> 4;
+    const uint32_t mode = p.slab == 128 ? 1 : p.slab == 64 ? 2 : p.slab == 32 ? 3 : 0;
+    p.operand_high = mode << 30 | rows;
+    p.operand_low = (p.slab == 16 ? slab : 1) << 16;  // means something without swizzle alone
+    p.operand_one = p.slab == 16 ? 2 * slab : p.slab == 32 ? slab : 2;
+    p.operand_two = p.slab <= 32 ? 2 * p.operand_one : p.slab == 64 ? slab : 4;
+  } else {
+    const uint32_t vector = (p.tile_n * 16 + (p.pairs && small ? 32 : 16)) >> 4;
+    const uint32_t vectors = kUnit * element_bytes(p) / 16;
+    p.operand_high = 128 >> 4;
+    p.operand_low = (woven ? vectors / 2 * vector : vector) << 16;
+    p.operand_one = woven ? vector : 2 * vector;
+    p.operand_two = 2 * p.operand_one;
+  }
+}
 
 // --- The walk --------------------------------------------------------------------------------
 

@@ -16,51 +16,54 @@ constexpr int kWgradMaxStages = 16;
 // Scalars, all int. Point q of plane (phase_y, phase_x) is grad_output's column
 // q * step_x + phase_x; a tap pairs the input's column i with point i * spread + shift. An "image"
 // is one slice along the depth of one image of the batch.
-#define UPCONV_WGRAD_FIELDS(X)                                                                \
-  X(operand)   /* 0 TF32, 1 BF16, 2 FP16 */                                                   \
-  X(consumers) /* warpgroups that multiply: C */                                              \
-  X(tile_n)    /* input channels of one block: N */                                           \
-  X(groups)    /* runs of taps of one warpgroup: G */                                         \
-  X(run)       /* neighbouring taps of one run: T */                                          \
-  X(pairs)     /* 1: planes hold words as they lie in memory */                               \
-  X(batch)                                                                                    \
-  X(in_channels)                                                                              \
-  X(in_d)                                                                                     \
-  X(in_h)                                                                                     \
-  X(in_w)                                                                                     \
-  X(out_channels)                                                                             \
-  X(out_d)                                                                                    \
-  X(out_h)                                                                                    \
-  X(out_w)                                                                                    \
-  X(in_group) /* channels of a group on either side */                                        \
-  X(out_group)                                                                                \
-  X(in_volume) /* pixels of a channel */                                                      \
-  X(out_volume)                                                                               \
-  X(step_z)                                                                                   \
-  X(step_y)                                                                                   \
-  X(step_x)        /* elements of grad_output from one point to the next */                   \
-  X(spread)        /* points from one input column to the next */                             \
-  X(taps)          /* of the weight */                                                        \
-  X(tap_step)      /* of the weight, between neighbouring taps of a run */                    \
-  X(segment)       /* columns of an image in one chunk, a multiple of 8 */                    \
-  X(images)        /* images side by side in one chunk */                                     \
-  X(filled)        /* points of a plane that are copied for each image of a chunk */          \
-  X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */        \
-  X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */     \
-  X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */           \
-  X(copy)          /* bytes of one copy of grad_output: 4, 8 or 16; 2: one element; 0: TMA */ \
-  X(flat)          /* boxes of the TMA: rows follow each other as one */                      \
-  X(rows)          /* channels of a plane: 16, 32, 48 or 64 */                                \
-  X(strips)                                                                                   \
-  X(image_groups)                                                                             \
-  X(planes)      /* most planes of a job */                                                   \
-  X(stages)      /* ring of chunks */                                                         \
-  X(lag)         /* chunks that are on their way behind the one being handed over, 1 to 4 */  \
-  X(input_bytes) /* of a chunk: the input, each plane, and all of it */                       \
-  X(plane_bytes)                                                                              \
-  X(stage_bytes)                                                                              \
-  X(workers)        /* blocks that share the pixels of a job, for the job with the fewest */  \
-  X(channel_blocks) /* blocks of N input channels */                                          \
+#define UPCONV_WGRAD_FIELDS(X)                                                                   \
+  X(operand)   /* 0 TF32, 1 BF16, 2 FP16 */                                                      \
+  X(consumers) /* warpgroups that multiply: C */                                                 \
+  X(tile_n)    /* input channels of one block: N */                                              \
+  X(groups)    /* runs of taps of one warpgroup: G */                                            \
+  X(run)       /* neighbouring taps of one run: T */                                             \
+  X(pairs)     /* 1: planes hold words as they lie in memory */                                  \
+  X(batch)                                                                                       \
+  X(in_channels)                                                                                 \
+  X(in_d)                                                                                        \
+  X(in_h)                                                                                        \
+  X(in_w)                                                                                        \
+  X(out_channels)                                                                                \
+  X(out_d)                                                                                       \
+  X(out_h)                                                                                       \
+  X(out_w)                                                                                       \
+  X(in_group) /* channels of a group on either side */                                           \
+  X(out_group)                                                                                   \
+  X(in_volume) /* pixels of a channel */                                                         \
+  X(out_volume)                                                                                  \
+  X(step_z)                                                                                      \
+  X(step_y)                                                                                      \
+  X(step_x)        /* elements of grad_output from one point to the next */                      \
+  X(spread)        /* points from one input column to the next */                                \
+  X(taps)          /* of the weight */                                                           \
+  X(tap_step)      /* of the weight, between neighbouring taps of a run */                       \
+  X(segment)       /* columns of an image in one chunk, a multiple of 8 */                       \
+  X(images)        /* images side by side in one chunk */                                        \
+  X(filled)        /* points of a plane that are copied for each image of a chunk */             \
+  X(segment_pitch) /* points from one image of a chunk to the next, a multiple of 4 */           \
+  X(pitch)         /* points from one channel to the next: 8 i + 4; in order, 16 i + 8 */        \
+  X(copy_input)    /* bytes of one copy of the input: 4, 8 or 16; 2: one element */              \
+  X(slab)     /* bytes of a channel side by side: 16 to 128 by the TMA, swizzled; 0: copies */   \
+  X(copy)     /* bytes of one copy of grad_output: 4, 8 or 16; 2: one element; 0: TMA */         \
+  X(flat)     /* boxes of the TMA: 1: the rows of a slice follow each other as one; 2: all do */ \
+  X(classes)  /* 2: channels that follow each other as one: 1, 2 or 4 */                         \
+  X(together) /* boxes: 1: one has all images of a chunk, side by side in each channel */        \
+  X(rows)     /* channels of a plane: 16, 32, 48 or 64 */                                        \
+  X(strips)                                                                                      \
+  X(image_groups)                                                                                \
+  X(planes)      /* most planes of a job */                                                      \
+  X(stages)      /* ring of chunks */                                                            \
+  X(lag)         /* chunks that are on their way behind the one being handed over, 1 to 4 */     \
+  X(input_bytes) /* of a chunk: the input, each plane, and all of it */                          \
+  X(plane_bytes)                                                                                 \
+  X(stage_bytes)                                                                                 \
+  X(workers)        /* blocks that share the pixels of a job, for the job with the fewest */     \
+  X(channel_blocks) /* blocks of N input channels */                                             \
   X(jobs)
 
 struct WgradPlane {
@@ -98,6 +101,9 @@ struct WgradParams {
   const void* gy;
   void* gw;
   float* workspace;  // [block][consumer][accumulator][thread]
+  // The input as WGMMA's operand, in 16 bytes: the upper half of its descriptors, what the lower
+  // half of the first has beside the address, and the way to the next two and four steps along K.
+  uint32_t operand_high, operand_low, operand_one, operand_two;
 #define UPCONV_DECLARE(name) int name;
   UPCONV_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE

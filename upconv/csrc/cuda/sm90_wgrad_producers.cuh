@@ -4,6 +4,7 @@
 #include <climits>
 
 #include "sm90_wgrad_places.cuh"
+#include "sm90_wgrad_slabs.cuh"
 
 namespace upconv::wgrad {
 
@@ -21,24 +22,26 @@ struct Producer {
   static constexpr int kSquares = Layout::kVectors / 4;          // of a channel in a unit
   static constexpr bool kBothHalves = kSquares == 2 && !kPairs;  // of 8 words: a square each
   static constexpr uint32_t kVector = Layout::vector_step(N);
+  static constexpr int kFirstSlab = 64;  // the boxes of grad_output are the first threads'
 
   const WgradParams& p;
   const Shared& shared;
   const Share share;
   const WgradJob& job;
-  const CUtensorMap& map;  // grad_output in boxes
+  const CUtensorMap &gy_map, &x_map;
   const Place x;           // a copy of the input
   const Place main, halo;  // a copy of grad_output: under the strip, and to the right of it
   uint32_t x_target, woven, main_target, halo_target, spots;
   int weaves;  // squares that this thread weaves
 
   __device__ __forceinline__ Producer(const WgradParams& p, const Shared& shared,
-                                      const CUtensorMap& map)
+                                      const CUtensorMap& gy_map, const CUtensorMap& x_map)
       : p(p),
         shared(shared),
         share(p),
         job(p.job[share.job]),
-        map(map),
+        gy_map(gy_map),
+        x_map(x_map),
         x(squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
                     : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
         main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
@@ -101,71 +104,6 @@ struct Producer {
     return p.copy == 2 ? kPerWord : p.copy / point_bytes(p);
   }
 
-  // --- Copies --------------------------------------------------------------------------------
-
-  // Two 16-bit elements as one word; each is zero where its column does not exist.
-  __device__ static __forceinline__ uint32_t two_elements(const Element* first, int64_t step,
-                                                          bool has_first, bool has_second) {
-    uint32_t v = 0;
-    if (has_first) v = __ldg(reinterpret_cast<const unsigned short*>(first));
-    if (has_second) {
-      v |= static_cast<uint32_t>(__ldg(reinterpret_cast<const unsigned short*>(first + step)))
-           << 16;
-    }
-    return v;
-  }
-
-  // `count` channels of one place, `step` elements apart in memory; those from `exist` on are zero.
-  // Several at a time: one after the other, the latency of the address arithmetic set the pace (12
-  // to 24 cycles a copy and multiprocessor).
-  template <int kBytes, int kBatch>
-  __device__ static __forceinline__ void copy_channels(uint32_t target, uint32_t jump,
-                                                       const Element* source, int64_t step,
-                                                       int count, int exist) {
-    const bool whole = exist >= count;
-#pragma unroll 1
-    for (; count >= kBatch; count -= kBatch, exist -= kBatch) {
-      if (whole) {
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k)
-          ptx::copy_async<kBytes>(target + k * jump, source + k * step, kBytes);
-      } else {
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k)
-          ptx::copy_async<kBytes>(target + k * jump, source + k * step, k < exist ? kBytes : 0);
-      }
-      source += kBatch * step;
-      target += kBatch * jump;
-    }
-#pragma unroll 1
-    for (; count > 0; --count, --exist) {
-      ptx::copy_async<kBytes>(target, source, exist > 0 ? kBytes : 0);
-      source += step;
-      target += jump;
-    }
-  }
-
-  // Element by element, 4 words at a time on their way: one after the other, each waits for memory.
-  __device__ static __forceinline__ void copy_elements(uint32_t target, uint32_t jump,
-                                                       const Element* source, int64_t step,
-                                                       int count, int exist, int next, bool first,
-                                                       bool second) {
-#pragma unroll 1
-    for (; count > 0; count -= 4, exist -= 4) {
-      uint32_t v[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        v[k] = two_elements(source, next, k < exist && first, k < exist && second);
-        source += step;
-      }
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (k < count) ptx::store_shared(target, v[k]);
-        target += jump;
-      }
-    }
-  }
-
   // --- The input -----------------------------------------------------------------------------
 
   // Where the unit's part of the input begins, for this thread: row 0 of it, and how many bytes
@@ -224,6 +162,34 @@ struct Producer {
     }
   }
 
+  // The threads from the 64th on have a slab each.
+  __device__ __forceinline__ int slab_number() const {
+    const int number = static_cast<int>(threadIdx.x) - kFirstSlab;
+    return number >= 0 && number < slabs_of_chunk(p) ? number : -1;
+  }
+
+  __device__ __forceinline__ void find_slab(const Unit& unit) const {
+    if (slab_number() < 0) return;
+    const int pixel = slab_number() * (p.slab / kElement), inside = pixel / p.segment;
+    const int image = unit.image + inside, n = image / p.in_d;
+    ptx::store_shared(
+        spots, uint4{static_cast<uint32_t>(unit.column + pixel - inside * p.segment),
+                     static_cast<uint32_t>(image - n * p.in_d), static_cast<uint32_t>(n), 0u});
+  }
+
+  // Words that have yet to change their order wait for a barrier of their own.
+  __device__ __forceinline__ void copy_slabs(const Slot& slot, int row, bool there) const {
+    const uint32_t barrier = (Layout::kWoven ? shared.raw : shared.full) + 8 * slot.index();
+    if (Layout::kWoven && threadIdx.x == kFirstSlab)
+      ptx::barrier_arrive_expect(barrier, there ? input_copied(p) : 0);
+    if (!there || slab_number() < 0) return;
+    uint4 spot;
+    ptx::load_shared(spot, spots);
+    const int bytes = p.slab * N;
+    ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + slab_number() * bytes, x_map,
+                  spot.x, row, spot.y, share.channel, spot.z, barrier);
+  }
+
   __device__ __forceinline__ void copy_input(uint32_t stage, int row) const {
     uint4 spot;
     ptx::load_shared(spot, spots);
@@ -239,13 +205,13 @@ struct Producer {
     const int exist = bytes > 0 ? most : 0;
     if (p.copy_input == 2) {
       if constexpr (kElement == 2)
-        copy_elements(target, jump, source, step, x.count, exist, 1, true, bytes > 2);
+        copy_elements<Element>(target, jump, source, step, x.count, exist, 1, true, bytes > 2);
     } else if (!Layout::kWoven && p.copy_input == 16) {
-      copy_channels<16, 4>(target, jump, source, step, x.count, exist);
+      copy_channels<Element, 16, 4>(target, jump, source, step, x.count, exist);
     } else if (!Layout::kWoven && p.copy_input == 8) {
-      copy_channels<8, 4>(target, jump, source, step, x.count, exist);
+      copy_channels<Element, 8, 4>(target, jump, source, step, x.count, exist);
     } else {
-      copy_channels<4, 4>(target, jump, source, step, x.count, exist);
+      copy_channels<Element, 4, 4>(target, jump, source, step, x.count, exist);
     }
   }
 
@@ -327,16 +293,17 @@ struct Producer {
     const int most = place.existing(static_cast<int>(begin.z) - place.channel);
     const int exist = inside ? most : 0, count = place.count;
     if (p.copy == 16) {
-      copy_channels<16, 4>(target, jump, source, step, count, exist);
+      copy_channels<Element, 16, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 8) {
-      copy_channels<8, 4>(target, jump, source, step, count, exist);
+      copy_channels<Element, 8, 4>(target, jump, source, step, count, exist);
     } else if (p.copy == 4) {
       // A 16-bit element comes with the word that holds it.
       const uint64_t word = reinterpret_cast<uint64_t>(source) & ~uint64_t{3};
-      copy_channels<4, 4>(target, jump, reinterpret_cast<const Element*>(word), step, count, exist);
+      copy_channels<Element, 4, 4>(target, jump, reinterpret_cast<const Element*>(word), step,
+                                   count, exist);
     } else if constexpr (kElement == 2 && !kPairs) {
-      copy_elements(target, jump, source, step, count, most, p.step_x, inside,
-                    row_inside && column + p.step_x < static_cast<uint32_t>(p.out_w));
+      copy_elements<Element>(target, jump, source, step, count, most, p.step_x, inside,
+                             row_inside && column + p.step_x < static_cast<uint32_t>(p.out_w));
     }
   }
 
@@ -355,47 +322,64 @@ struct Producer {
 
   // --- grad_output in boxes ------------------------------------------------------------------
 
-  // Each thread has one image's part of one plane, as long as there are some. What lies beyond the
-  // tensor comes as zeros.
+  // Each thread has one box: a plane, an image and a class of channels. What lies beyond the tensor
+  // comes as zeros.
   __device__ __forceinline__ void find_box(const Unit& unit) const {
-    if (threadIdx.x >= job.planes * p.images) return;
-    const WgradPlane& plane = job.plane[threadIdx.x / p.images];
-    const int image = unit.image + threadIdx.x % p.images;
+    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
+    const WgradPlane& plane = job.plane[threadIdx.x / boxes_of_plane(p)];
+    const int box = threadIdx.x % boxes_of_plane(p);
+    const int image = unit.image + box / p.classes;
     const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z + plane.depth;
-    const int column = unit.column * p.spread + plane.start;
-    ptx::store_shared(
-        spots + kProducers * 16,
-        uint4{static_cast<uint32_t>(column), static_cast<uint32_t>(z), static_cast<uint32_t>(n),
-              static_cast<uint32_t>(plane.channel) << 16 | static_cast<uint16_t>(plane.phase_y)});
+    int column = unit.column * p.spread + plane.start;
+    // Where whole channels follow each other no row or slice is ever beyond them.
+    if (p.flat == 2) {
+      column += (box % p.classes * p.out_d + z) * p.out_h * row_points();
+    }
+    ptx::store_shared(spots + kProducers * 16,
+                      uint4{static_cast<uint32_t>(column),
+                            static_cast<uint32_t>(p.flat == 2 ? 0 : z), static_cast<uint32_t>(n),
+                            static_cast<uint32_t>(plane.channel / p.classes) << 16 |
+                                static_cast<uint16_t>(plane.phase_y)});
   }
+
+  // Points of a row of grad_output.
+  __device__ __forceinline__ int row_points() const { return p.out_w * kElement / point_bytes(p); }
 
   __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
     const uint32_t full = shared.full + 8 * slot.index();
-    if (threadIdx.x == 0) ptx::barrier_arrive_expect(full, job.planes * p.plane_bytes);
-    if (threadIdx.x >= job.planes * p.images) return;
+    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
     uint4 spot;
     ptx::load_shared(spot, spots + kProducers * 16);
     int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
     if (p.flat) {
       // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
-      const int begin = y * (p.out_w * kElement / point_bytes(p)) + column;
+      const int begin = y * row_points() + column;
       column = begin & -(16 / point_bytes(p));
       y = 0;
-      ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / p.images),
-                        static_cast<unsigned short>(begin - column));
+      // As much for all images; the consumers add what a class begins later than the first.
+      if (threadIdx.x % boxes_of_plane(p) == 0)
+        ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / boxes_of_plane(p)),
+                          static_cast<unsigned short>(begin - column));
     }
-    const int bytes = p.rows * p.pitch * point_bytes(p);
+    const int bytes = p.plane_bytes / boxes_of_plane(p);
     ptx::box_copy(
-        shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes, map,
-        column, y, spot.y, spot.w >> 16, spot.z, full);
+        shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes, gy_map,
+        column, y, spot.y, spot.z, spot.w >> 16, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------
 
-  // Hands the oldest chunk on its way over to the consumers.
+  // Hands the oldest chunk on its way over to the consumers. `kSlabs`: the TMA brings the input,
+  // and then grad_output as well.
+  template <bool kSlabs>
   __device__ __forceinline__ void hand_over(Slot& oldest) const {
     const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
-    if (squares()) {
+    if constexpr (kSlabs) {
+      if constexpr (Layout::kWoven) {
+        ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
+        weave_slabs<Operand, N, kPairs>(p, stage);
+      }
+    } else if (squares()) {
       __syncwarp();
       weave(stage + woven);
     } else if constexpr (kElement == 4) {
@@ -419,14 +403,45 @@ struct Producer {
     }
   }
 
-  __device__ __forceinline__ void run() const {
+  // Sends everything of the unit's i-th chunk on its way.
+  template <bool kSlabs>
+  __device__ __forceinline__ void start_chunk(const Slot& slot, const Unit& unit, int i) const {
+    const uint32_t stage = shared.stages + slot.index() * p.stage_bytes;
+    const bool input = i >= job.extra_rows;
+    const int row = unit.row + i - job.extra_rows;
+    if (boxes(p) && threadIdx.x == 0) {
+      const int with_them = kSlabs && !Layout::kWoven && input ? input_copied(p) : 0;
+      ptx::barrier_arrive_expect(shared.full + 8 * slot.index(),
+                                 job.planes * p.plane_bytes + with_them);
+    }
+    if constexpr (kSlabs) {
+      copy_slabs(slot, row, input);
+    } else if (input) {
+      copy_input(stage, row);
+    }
+    if (kSlabs || boxes(p)) {
+      copy_boxes(slot, unit.row + job.shift_y + i);
+    } else {
+      copy_planes(stage, unit.row + job.shift_y + i);
+    }
+    if constexpr (!kSlabs) ptx::copy_async_commit();
+  }
+
+  template <bool kSlabs>
+  __device__ __forceinline__ void walk() const {
     Slot newest, oldest;
     int count = 0;
+    // What the TMA brings as it is read needs nobody who waits for it.
+    const int lag = kSlabs && !Layout::kWoven ? 0 : p.lag;
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
       from += unit.rows;
-      find_input(unit);
-      if (boxes(p)) {
+      if constexpr (kSlabs) {
+        find_slab(unit);
+      } else {
+        find_input(unit);
+      }
+      if (kSlabs || boxes(p)) {
         find_box(unit);
       } else {
         find(unit, main, spots + kProducers * 16);
@@ -434,25 +449,24 @@ struct Producer {
       }
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
-        const uint32_t stage = shared.stages + newest.index() * p.stage_bytes;
-        if (i >= job.extra_rows) copy_input(stage, unit.row + i - job.extra_rows);
-        if (boxes(p)) {
-          copy_boxes(newest, unit.row + job.shift_y + i);
-        } else {
-          copy_planes(stage, unit.row + job.shift_y + i);
-        }
-        ptx::copy_async_commit();
+        start_chunk<kSlabs>(newest, unit, i);
         newest.advance(p.stages);
-        if (count == p.lag) {
-          wait_for_oldest();
-          hand_over(oldest);
+        if (count == lag) {
+          if constexpr (!kSlabs) wait_for_oldest();
+          hand_over<kSlabs>(oldest);
         } else {
           ++count;
         }
       }
     }
-    ptx::copy_async_wait<0>();
-    for (; count > 0; --count) hand_over(oldest);
+    if constexpr (!kSlabs) ptx::copy_async_wait<0>();
+    for (; count > 0; --count) hand_over<kSlabs>(oldest);
+  }
+
+  // With a loop of its own what copies need takes no registers: there are 56 to 88.
+  __device__ __forceinline__ void run() const {
+    if (slabs(p)) return walk<true>();
+    walk<false>();
   }
 };
 
