@@ -222,7 +222,7 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
     """Every way to divide the work that is worth a look."""
     channels, width = problem.in_channels // problem.groups, problem.in_size[-1]
     for inputs, columns in tiles_of(problem.dtype):
-        if inputs >= 2 * channels > 2:
+        if 1 < inputs >= 2 * channels:
             continue
         one = Division(problem, inputs, columns, width, 1, hardware.multiprocessors)
         pieces = {width} | {min(width, steps * one.slots) for steps in PIECES}

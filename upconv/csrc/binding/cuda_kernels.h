@@ -14,6 +14,7 @@
 
 #include "common.h"
 #include "cuda/direct_launch.h"
+#include "cuda/direct_wgrad_launch.h"
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
@@ -244,6 +245,46 @@ inline CudaKernel direct_kernel() {
           }};
 }
 
+inline CudaKernel::Prepared read_direct_wgrad(const CallSizes& call,
+                                              const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<DirectWgradParams>();
+  if (!read_direct_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool fits = !call.channels_last && plan->batch == call.batch &&
+                    plan->groups == call.groups &&
+                    plan->in_channels * call.groups == call.in_channels &&
+                    plan->out_channels * call.groups == call.out_channels &&
+                    std::equal(in, in + 3, call.in) && std::equal(out, out + 3, call.out) &&
+                    std::equal(kernel, kernel + 3, call.kernel);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel direct_wgrad_kernel() {
+  CudaKernel kernel{kDirectWgrad,
+                    "the kernel on the CUDA cores for the weight's gradient",
+                    1,  // reads single elements
+                    read_direct_wgrad,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  kernel.launch = [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+    DirectWgradParams params = *static_cast<const DirectWgradParams*>(plan);
+    params.x = operands.input;
+    params.gy = operands.weight;
+    params.gw = operands.output;
+    params.workspace = operands.workspace;
+    return direct_wgrad(params, stream);
+  };
+  kernel.workspace_bytes = [](const void* plan) {
+    return direct_wgrad_workspace_bytes(*static_cast<const DirectWgradParams*>(plan));
+  };
+  return kernel;
+}
+
 // ------------------------------------------------------------------------------------------------
 
 // Every kernel of this library.
@@ -255,6 +296,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #endif
       mma_kernel(),
       direct_kernel(),
+      direct_wgrad_kernel(),
   };
   return kernels;
 }
