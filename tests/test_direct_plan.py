@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 from upconv.cases import CASES
 from upconv.planner import H200, Candidate, Problem, Refusal, direct, make_plan
 from upconv.planner.direct_shape import Axis, Convolution, convolutions, row_choices
-from upconv.planner.direct_tiling import DOUBLE_TILES, FLOAT_TILES, LONG_TILES, Tiling, tiles_of, tilings
+from upconv.planner.direct_tiling import (
+    DOUBLE_TILES,
+    FLOAT_TILES,
+    LONG_TILES,
+    Tiling,
+    tiles_of,
+    tilings,
+)
 from upconv.planner.lattice import Lattice
 
 CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)

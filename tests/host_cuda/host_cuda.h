@@ -52,15 +52,14 @@ inline unsigned first_thread = 0;  // of the warp that runs, where warps run by 
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 
+inline Thread& this_thread() { return threads[threadIdx.x - first_thread]; }
+
+inline void barrier() { swapcontext(&this_thread().context, &scheduler); }
+
 inline void enter() {
   body();
-  Thread& thread = threads[threadIdx.x - first_thread];
-  thread.done = true;
-  swapcontext(&thread.context, &scheduler);
-}
-
-inline void barrier() {
-  swapcontext(&threads[threadIdx.x - first_thread].context, &scheduler);
+  this_thread().done = true;
+  barrier();
 }
 
 // One block: every round takes each thread to its next barrier, and they must all come to one.
@@ -91,14 +90,14 @@ inline void run_block(unsigned block, unsigned count, bool descending, unsigned 
   }
 }
 
-// What every lane of the warp brought.
+// What lane `from` of the warp brought; nobody brings the next value before all have read this one.
 template <typename T>
-std::vector<T> exchanged(T mine) {
-  static std::vector<T> values(32);
+T exchanged(T mine, int from) {
+  static T values[32];
   values[threadIdx.x % 32] = mine;
   barrier();
-  std::vector<T> result = values;
-  barrier();  // nobody brings the next one before all have read this one
+  const T result = values[from];
+  barrier();
   return result;
 }
 
@@ -106,19 +105,24 @@ std::vector<T> exchanged(T mine) {
 
 template <typename T>
 T __shfl_sync(unsigned, T value, int lane) {
-  return host::exchanged(value)[lane % 32];
+  return host::exchanged(value, lane % 32);
 }
 template <typename T>
 T __shfl_down_sync(unsigned, T value, int by) {
-  const std::vector<T> values = host::exchanged(value);
-  const int lane = static_cast<int>(threadIdx.x % 32) + by;
-  return lane < 32 ? values[lane] : value;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  return host::exchanged(value, lane + by < 32 ? lane + by : lane);
 }
 inline unsigned __ballot_sync(unsigned, bool mine) {
-  const std::vector<char> values = host::exchanged(static_cast<char>(mine));
-  unsigned result = 0;
-  for (unsigned i = 0; i < 32; ++i) result |= static_cast<unsigned>(values[i]) << i;
+  static unsigned votes;
+  static int arrived;
+  if (arrived++ == 0) votes = 0;
+  votes |= static_cast<unsigned>(mine) << threadIdx.x % 32;
+  host::barrier();
+  arrived = 0;
+  const unsigned result = votes;
+  host::barrier();
   return result;
 }
 
+inline void __syncwarp() { host::barrier(); }
 inline void __syncthreads() { host::barrier(); }

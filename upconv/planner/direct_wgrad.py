@@ -4,7 +4,7 @@ The kernel (csrc/cuda/direct_wgrad.cuh) gives every thread some input channels a
 the weight (an output channel with one depth and one height of the kernel); the taps along the width
 lie in the lanes of a warp. This module picks how many of each, and how many blocks divide the
 pixels, by the least expected time, and writes it as the integers that
-csrc/cuda/direct_wgrad_params.h reads.
+csrc/cuda/direct_grad_params.h reads.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ KERNEL = "direct_wgrad"
 FLOAT_TILES = ((1, 4), (1, 8), (1, 16), (2, 8), (4, 8), (8, 4), (8, 9))
 DOUBLE_TILES = ((1, 8), (4, 4))
 """Input channels and columns of a thread. The kernel is compiled for these."""
-WIDE_BLOCK, BLOCK = 8, 4
-"""Warps of a block: with one input channel a thread, and otherwise."""
-TOGETHER = {WIDE_BLOCK: 3, BLOCK: 4}
-"""Blocks that the registers of a multiprocessor hold."""
-PIECES = (32, 128)
-"""Steps of a warp in one piece of a row, where rows are cut."""
+WARPS = 4
+"""Of a block."""
+STAGED_PIXELS, STAGED_OUTPUTS = 32, 160
+"""Columns of the input, and of a row of grad_output, that a warp stages at a time, at most."""
+PIECES = (2, 8)
+"""Chunks of a warp in one piece of a row, where rows are cut."""
 MOST_WAVES = 6
 LONGEST_SUM = 512
 """Products that a thread adds up in a row: the rounding errors of longer sums would be above those
@@ -37,14 +37,17 @@ WORKSPACE_BYTES = 32 << 20
 """Sums of all warps, at most."""
 
 CLOCK_MHZ = 1900.0
-ISSUE, LOADS = 0.6, 0.6
-"""Share of the issue slots, and of the words of the first-level cache, that are used."""
+SHARED_BYTES = 227 * 1024
+ISSUE, LOADS = 0.7, 0.8
+"""Share of the issue slots, and of the words of shared memory, that are used."""
 DRAM_BYTES = 13.0
 """Bytes a cycle and multiprocessor."""
-STEP_CYCLES = 350.0
-"""Of a warp for one step, at least: it waits for its loads."""
-UNIT_INSTRUCTIONS = 220
-"""Of a warp for each unit, besides its steps."""
+UNHIDDEN = 0.2
+"""Share of the shorter of arithmetic and traffic that does not hide behind the longer."""
+UNIT_INSTRUCTIONS = 150
+"""Of a warp for each unit, besides its chunks."""
+CHUNK_WAIT = 1000.0
+"""Cycles until a chunk has come."""
 LAUNCH_MICROSECONDS = 9.0
 """Of both kernels."""
 WORKSPACE_TERABYTES = 1.5
@@ -63,21 +66,29 @@ class Division:
 
     # --- one warp
 
-    @property
-    def warps(self) -> int:
-        return WIDE_BLOCK if self.inputs == 1 else BLOCK
-
     @cached_property
     def x_tiles(self) -> int:
-        return -(-self.problem.kernel[-1] // 32)
+        """As few parts of the kernel's width as the lanes take and shared memory holds."""
+        most = min(32, (STAGED_OUTPUTS - 1) // self.problem.dilation[-1] + 1)
+        return -(-self.problem.kernel[-1] // most)
 
     @cached_property
     def lanes_x(self) -> int:
         return -(-self.problem.kernel[-1] // self.x_tiles)
 
-    @property
+    @cached_property
+    def pixels(self) -> int:
+        """Pixels whose outputs fit into shared memory."""
+        room = STAGED_OUTPUTS - 1 - (self.lanes_x - 1) * self.problem.dilation[-1]
+        return min(STAGED_PIXELS, room // self.problem.stride[-1] + 1)
+
+    @cached_property
     def slots(self) -> int:
-        return 32 // self.lanes_x
+        return min(32 // self.lanes_x, self.pixels)
+
+    @property
+    def chunk(self) -> int:
+        return self.pixels // self.slots * self.slots
 
     @property
     def sum_bytes(self) -> int:
@@ -100,7 +111,7 @@ class Division:
 
     @property
     def channel_tiles(self) -> int:
-        return -(-(self.problem.in_channels // self.problem.groups) // self.inputs)
+        return -(-(self.problem.in_channels // self.problem.groups) // max(self.inputs, 1))
 
     @cached_property
     def tiles(self) -> int:
@@ -124,45 +135,54 @@ class Division:
     @property
     def steps(self) -> int:
         """Of a warp in one unit."""
-        return -(-self.segment // self.slots)
+        whole, rest = divmod(self.segment, self.chunk)
+        return whole * (self.chunk // self.slots) + -(-rest // self.slots)
 
     @property
     def longest_sum(self) -> int:
-        return -(-self.units // self.warps) * self.steps
+        return -(-self.units // WARPS) * self.steps
 
     @property
     def workspace_bytes(self) -> int:
-        return self.tiles * self.shares * self.warps * self.sums * self.sum_bytes
+        return self.tiles * self.shares * WARPS * self.sums * self.sum_bytes
 
     # --- the cost
 
+    @property
+    def together(self) -> int:
+        """Blocks that a multiprocessor holds."""
+        staged = self.inputs * STAGED_PIXELS + self.columns * STAGED_OUTPUTS
+        room = SHARED_BYTES // (WARPS * staged * self.sum_bytes + 1024)
+        return min(room, 4 if self.inputs > 1 else 5 if self.columns > 8 else 6)
+
     @cached_property
-    def step_cycles(self) -> float:
-        """Of a multiprocessor for one step of one warp, when many warps share it."""
-        loads = self.inputs + self.columns
-        narrow = self.problem.element_bytes < 4
-        issue = self.inputs * self.columns * self.sum_bytes // 4 + (4 if narrow else 3) * loads + 6
-        reach = (self.slots - 1) * self.problem.stride[-1]
-        reach += (self.lanes_x - 1) * self.problem.dilation[-1] + 1
-        lines = min(1 + reach * self.problem.element_bytes / 128, 32.0)
-        words = (self.inputs + self.columns * lines) * max(self.problem.element_bytes / 4, 1)
-        return max(issue / 4 / ISSUE, words / LOADS)
+    def chunk_cycles(self) -> float:
+        """Of a multiprocessor for one whole chunk of one warp, when many warps share it."""
+        words = self.sum_bytes // 4
+        products, loads = max(self.inputs, 1) * self.columns * words, self.inputs + self.columns
+        if self.inputs == 0:  # the lanes of a pixel add up what they have
+            products += self.columns + 5 * (self.lanes_x - 1).bit_length() * words + 14
+        step = max((products + loads + 7) / 4 / ISSUE, loads * words / LOADS)
+        outputs = (self.chunk - 1) * self.problem.stride[-1]
+        outputs += (self.lanes_x - 1) * self.problem.dilation[-1] + 1
+        each = 7 if self.problem.element_bytes < 4 else 5
+        copies = -(-outputs // 32) * (self.columns * each + 10) + self.inputs * 6
+        return self.chunk // self.slots * step + (copies + 60) / 4 / ISSUE
 
     @cached_property
     def microseconds(self) -> float:
-        unit = self.steps * self.step_cycles + UNIT_INSTRUCTIONS / 4
-        block = -(-self.units // self.warps) * self.warps * unit
-        chain = -(-self.units // self.warps) * self.steps * STEP_CYCLES
-        together = TOGETHER[self.warps]
-        waves, rest = divmod(self.tiles * self.shares, self.multiprocessors * together)
-        busy = waves * max(together * block, chain)
+        chunks = -(-self.segment // self.chunk)
+        rows = -(-self.units // WARPS)
+        block = rows * WARPS * (chunks * self.chunk_cycles + UNIT_INSTRUCTIONS / 4 / ISSUE)
+        chain = rows * chunks * (CHUNK_WAIT + WARPS * self.chunk_cycles)
+        waves, rest = divmod(self.tiles * self.shares, self.multiprocessors * self.together)
+        busy = waves * max(self.together * block, chain)
         if rest:
             busy += max(ceil(rest / self.multiprocessors) * block, chain)
         traffic = self.problem.bytes / DRAM_BYTES / self.multiprocessors
         adding = 2 * self.workspace_bytes / WORKSPACE_TERABYTES / 1e6
-        return (max(busy, traffic) + 0.2 * min(busy, traffic)) / CLOCK_MHZ + (
-            adding + LAUNCH_MICROSECONDS
-        )
+        longer, shorter = max(busy, traffic), min(busy, traffic)
+        return (longer + UNHIDDEN * shorter) / CLOCK_MHZ + adding + LAUNCH_MICROSECONDS
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -170,7 +190,7 @@ class Division:
         return (
             f"a thread adds up {self.inputs} input channels times {self.columns} columns (output"
             f" channels and rows of the kernel); the lanes of a warp lie along {width}",
-            f"{self.shares} blocks of {self.warps} warps divide the pixels for each of"
+            f"{self.shares} blocks of {WARPS} warps divide the pixels for each of"
             f" {self.tiles} parts of the weight, sums of at most {self.longest_sum} products;"
             f" a workspace of {self.workspace_bytes / 2**20:.3g} MiB, added up in a fixed order",
         )
@@ -193,9 +213,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     planes = max(8 * prod(problem.in_size), (most + 1) * prod(problem.out_size))
     if planes >= 1 << 31:
         return "some channels of one image have 2^31 elements or more"
-    widest = max(
-        n * s + k * d for n, k, s, _, _, d in problem.dimensions
-    )
+    widest = max(n * s + k * d for n, k, s, _, _, d in problem.dimensions)
     if max(widest, problem.batch * prod(problem.in_size)) >= 1 << 30:
         return "2^30 pixels or more"
     weights = problem.in_channels * problem.out_channels // problem.groups * prod(problem.kernel)
@@ -225,7 +243,7 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
         if 1 < inputs >= 2 * channels:
             continue
         one = Division(problem, inputs, columns, width, 1, hardware.multiprocessors)
-        pieces = {width} | {min(width, steps * one.slots) for steps in PIECES}
+        pieces = {width} | {min(width, chunks * one.chunk) for chunks in PIECES}
         for segment in sorted(pieces):
             yield from shared(problem, inputs, columns, segment, hardware)
 
@@ -236,7 +254,7 @@ def shared(
     """With as many blocks as make a few whole waves."""
     machine = hardware.multiprocessors
     one = Division(problem, inputs, columns, segment, 1, machine)
-    most = -(-one.all_units // one.warps)
+    most = -(-one.all_units // WARPS)
     short = -(-one.longest_sum // LONGEST_SUM)
     wanted = {machine * n // one.tiles for n in range(1, 4 * MOST_WAVES + 1)}
     for shares in sorted({min(max(short, n), most) for n in wanted}):
@@ -246,7 +264,7 @@ def shared(
 
 
 def scalar_fields(division: Division) -> dict[str, int]:
-    """The scalars of csrc/cuda/direct_wgrad_params.h by name, in its order."""
+    """The scalars of csrc/cuda/direct_grad_params.h by name, in its order."""
     problem = division.problem
     missing = 3 - problem.ndim
 
@@ -258,7 +276,6 @@ def scalar_fields(division: Division) -> dict[str, int]:
         "type": TYPES.index(problem.dtype),
         "inputs": division.inputs,
         "columns": division.columns,
-        "warps": division.warps,
         "batch": problem.batch,
         "groups": problem.groups,
         "in_channels": problem.in_channels // problem.groups,
@@ -271,6 +288,7 @@ def scalar_fields(division: Division) -> dict[str, int]:
         **three("dilation", "zyx", problem.dilation, 1),
         "lanes_x": division.lanes_x,
         "slots": division.slots,
+        "chunk": division.chunk,
         "x_tiles": division.x_tiles,
         "column_tiles": division.column_tiles,
         "channel_tiles": division.channel_tiles,
@@ -282,5 +300,5 @@ def scalar_fields(division: Division) -> dict[str, int]:
 
 
 def record(division: Division) -> tuple[int, ...]:
-    """The plan as integers, in the order of csrc/cuda/direct_wgrad_params.h."""
+    """The plan as integers, in the order of csrc/cuda/direct_grad_params.h."""
     return tuple(scalar_fields(division).values())

@@ -38,7 +38,8 @@ enum KernelId : int64_t {
   kMmaFprop = 3,
   kDirectFprop = 4,
   kSm90WgmmaWgrad = 5,
-  kDirectWgrad = 6
+  kDirectWgrad = 6,
+  kDirectIgrad = 7
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common.h"
+#include "cuda/direct_grad_launch.h"
 #include "cuda/direct_launch.h"
-#include "cuda/direct_wgrad_launch.h"
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
@@ -245,19 +245,23 @@ inline CudaKernel direct_kernel() {
           }};
 }
 
-inline CudaKernel::Prepared read_direct_wgrad(const CallSizes& call,
-                                              const std::vector<int64_t>& record) {
-  auto plan = std::make_shared<DirectWgradParams>();
-  if (!read_direct_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+// Those for the gradients share their parameters; `CallSizes` speaks of the input's gradient as of
+// a convolution from outputs to inputs.
+inline CudaKernel::Prepared read_direct_grad(const CallSizes& call,
+                                             const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<DirectGradParams>();
+  if (!read_direct_grad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
     return nullptr;
-  const int in[] = {plan->in_d, plan->in_h, plan->in_w};
-  const int out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const bool by_weight = call.direction == kGradWeight;
+  const int64_t in[] = {plan->in_channels * call.groups, plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_channels * call.groups, plan->out_d, plan->out_h, plan->out_w};
+  const int64_t *from = by_weight ? in : out, *to = by_weight ? out : in;
   const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
-  const bool fits = !call.channels_last && plan->batch == call.batch &&
-                    plan->groups == call.groups &&
-                    plan->in_channels * call.groups == call.in_channels &&
-                    plan->out_channels * call.groups == call.out_channels &&
-                    std::equal(in, in + 3, call.in) && std::equal(out, out + 3, call.out) &&
+  const bool fits = !call.channels_last && by_weight == (plan->inputs > 0) &&
+                    plan->batch == call.batch && plan->groups == call.groups &&
+                    from[0] == call.in_channels && to[0] == call.out_channels &&
+                    std::equal(from + 1, from + 4, call.in) &&
+                    std::equal(to + 1, to + 4, call.out) &&
                     std::equal(kernel, kernel + 3, call.kernel);
   if (!fits) return nullptr;
   return plan;
@@ -267,22 +271,38 @@ inline CudaKernel direct_wgrad_kernel() {
   CudaKernel kernel{kDirectWgrad,
                     "the kernel on the CUDA cores for the weight's gradient",
                     1,  // reads single elements
-                    read_direct_wgrad,
+                    read_direct_grad,
                     nullptr,
                     nullptr,
                     nullptr};
   kernel.launch = [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
-    DirectWgradParams params = *static_cast<const DirectWgradParams*>(plan);
+    DirectGradParams params = *static_cast<const DirectGradParams*>(plan);
     params.x = operands.input;
     params.gy = operands.weight;
-    params.gw = operands.output;
+    params.result = operands.output;
     params.workspace = operands.workspace;
-    return direct_wgrad(params, stream);
+    return direct_grad(params, stream);
   };
   kernel.workspace_bytes = [](const void* plan) {
-    return direct_wgrad_workspace_bytes(*static_cast<const DirectWgradParams*>(plan));
+    return direct_grad_workspace_bytes(*static_cast<const DirectGradParams*>(plan));
   };
   return kernel;
+}
+
+inline CudaKernel direct_igrad_kernel() {
+  return {kDirectIgrad,
+          "the kernel on the CUDA cores for the input's gradient",
+          1,  // reads single elements
+          read_direct_grad,
+          nullptr,
+          nullptr,
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            DirectGradParams params = *static_cast<const DirectGradParams*>(plan);
+            params.x = operands.weight;
+            params.gy = operands.input;
+            params.result = operands.output;
+            return direct_grad(params, stream);
+          }};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -297,6 +317,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       mma_kernel(),
       direct_kernel(),
       direct_wgrad_kernel(),
+      direct_igrad_kernel(),
   };
   return kernels;
 }
