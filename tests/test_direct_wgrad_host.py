@@ -30,7 +30,7 @@ Run = Callable[[planner.Division, bool, torch.Tensor, torch.Tensor], torch.Tenso
 
 
 def compiled_tiles(name: str) -> tuple[tuple[int, int], ...]:
-    """Input channels and columns of the kernels in direct_grad_launch.cuh; "FLOAT", "DOUBLE"."""
+    """Input channels and columns of the kernels in direct_grad_launch.cuh; "FLOAT", ..."""
     text = (CUDA / "direct_grad_launch.cuh").read_text()
     line = re.search(rf"define UPCONV_DIRECT_WGRAD_{name}_TILES\(X\)(.*)", text)
     assert line
@@ -46,7 +46,7 @@ def built(folder: Path) -> ctypes.CDLL:
         shutil.copy(file, folder)
     lists = [
         f"-D{name}_TILES(X)=" + " ".join(f"X({a}, {c})" for a, c in compiled_tiles(name))
-        for name in ("FLOAT", "DOUBLE")
+        for name in ("FLOAT", "NARROW", "DOUBLE")
     ]
     lists.append("-DCOLUMNS(X)=" + " ".join(f"X({c})" for c in igrad.COLUMNS))
     command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I.", *lists]
@@ -133,7 +133,7 @@ def compare(run: Run, way: planner.Division) -> None:
 def test_drawn_problems(seed: int, run: Run) -> None:
     """Every dtype and number of dimensions; the chosen division, then any other."""
     choose = random.Random(seed)
-    for configuration in islice(draw(200 + seed), 5):
+    for configuration in islice(draw(200 + seed), 3):
         problem = replace(configuration.problem, channels_last=False, direction="grad_weight")
         machine = replace(H200, multiprocessors=choose.choice([1, 2]))
         ways = list(planner.divisions(problem, machine))
@@ -143,19 +143,20 @@ def test_drawn_problems(seed: int, run: Run) -> None:
 
 LAYERS = {
     "bilinear": Problem.of(1, 2, 2, (5, 27), 16, 8, 4, groups=2),
-    "depthwise": Problem.of(2, 5, 5, (12, 40), 3, 1, 1, groups=5),
-    "one output": Problem.of(1, 20, 1, (10, 23), 9, 3, 4, 2),
-    "groups": Problem.of(1, 16, 32, (5, 21), (3, 5), (2, 3), (1, 2), 0, (2, 1), 2),
-    "volume": Problem.of(1, 16, 8, (3, 4, 11), (3, 5, 7), 2, (1, 2, 3), 1, 1, 4),
-    "signal": Problem.of(1, 2, 2, (700,), 4, 2, 1, groups=2),
+    "depthwise": Problem.of(2, 3, 3, (6, 40), 3, 1, 1, groups=3),
+    "one output": Problem.of(1, 9, 1, (5, 23), 9, 3, 4, 2),
+    "groups": Problem.of(1, 16, 6, (5, 21), (3, 5), (2, 3), (1, 2), 0, (2, 1), 2),
+    "volume": Problem.of(1, 4, 4, (3, 3, 11), (3, 3, 7), 2, (1, 1, 3), 1, 1, 2),
+    "signal": Problem.of(1, 2, 2, (300,), 4, 2, 1, groups=2),
     "wider than a warp": Problem.of(1, 1, 1, (4, 5), (3, 45), 2, (1, 20)),
     "no output for some rows": Problem.of(1, 2, 3, (5, 6), (2, 3), 1, (3, 2), 0, (4, 1)),
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_weights_gradient_by_every_tile(name: str, dtype: str, run: Run) -> None:
+    """Each in one division of middling size, of one multiprocessor."""
     problem = replace(LAYERS[name], dtype=dtype, direction="grad_weight")
     ways = list(planner.divisions(problem, replace(H200, multiprocessors=1)))
     for tile in planner.tiles_of(dtype):
@@ -175,7 +176,7 @@ DEPTHWISE = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", DEPTHWISE)
 def test_the_inputs_gradient(name: str, dtype: str, run: Run) -> None:
     problem = replace(DEPTHWISE[name], dtype=dtype, direction="grad_input")
@@ -193,5 +194,6 @@ def test_what_meets_no_output_does_not_matter(run: Run) -> None:
     gy = torch.ones(1, 1, 6, 6)
     way = min(planner.divisions(problem, H200), key=lambda way: way.microseconds)
     gw = run(way, False, x, gy)[0, 0]
-    assert gw[0].isfinite().all() and gw[:, 0].isfinite().all()
+    assert bool(gw[0].isfinite().all())
+    assert bool(gw[:, 0].isfinite().all())
     assert bool((gw[1:, 1:] == float("inf")).all())

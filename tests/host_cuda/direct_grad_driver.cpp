@@ -1,5 +1,5 @@
 // Runs the own source of the CUDA-core kernels for the gradients on the CPU. FLOAT_TILES,
-// DOUBLE_TILES and COLUMNS are the lists of direct_grad_launch.cuh.
+// NARROW_TILES, DOUBLE_TILES and COLUMNS are the lists of direct_grad_launch.cuh.
 #include "direct_grad_launch.cu"
 #include "direct_igrad.cuh"
 #include "direct_wgrad.cuh"
@@ -16,9 +16,9 @@ namespace {
 bool descending = false;
 
 // Warps have nothing to do with each other; each has its own part of shared memory.
-void run_warps(unsigned blocks, size_t bytes) {
+void run_warps(unsigned blocks, unsigned warps, size_t bytes) {
   for (unsigned i = 0; i < blocks; ++i) {
-    for (unsigned warp = 0; warp < kGradWarps; ++warp) {
+    for (unsigned warp = 0; warp < warps; ++warp) {
       std::memset(direct::raw_memory, 0xff, direct::kMemory);
       host::run_block(descending ? blocks - 1 - i : i, 32, descending, 32 * warp);
       for (size_t byte = 0; byte < direct::kMemory; ++byte) {
@@ -34,7 +34,7 @@ void run_warps(unsigned blocks, size_t bytes) {
 template <typename T, int kColumns>
 cudaError_t run_input(const DirectGradParams& p) {
   host::body = [&p] { direct::direct_igrad_kernel<T, kColumns>(p); };
-  run_warps(static_cast<unsigned>(p.groups) * p.shares,
+  run_warps(static_cast<unsigned>(p.groups) * p.shares, p.warps,
             kColumns * kGradOutputs * sizeof(direct::Sum<T>));
   return cudaSuccess;
 }
@@ -43,7 +43,8 @@ template <typename T, int kInputs, int kColumns>
 cudaError_t run(const DirectGradParams& p) {
   const unsigned tiles = static_cast<unsigned>(p.groups) * p.tiles;
   host::body = [&p] { direct::direct_wgrad_kernel<T, kInputs, kColumns>(p); };
-  run_warps(tiles * p.shares, direct::kWgradStage<kInputs, kColumns> * sizeof(direct::Sum<T>));
+  run_warps(tiles * p.shares, p.warps,
+            direct::kWgradStage<kInputs, kColumns> * sizeof(direct::Sum<T>));
   host::body = [&p] { direct::direct_wgrad_add<T>(p); };
   for (unsigned block = 0; block < tiles * ((p.sums + 31) / 32); ++block) {
     std::memset(direct::raw_memory, 0xff, direct::kMemory);
@@ -58,16 +59,16 @@ cudaError_t run(const DirectGradParams& p) {
   if (p.inputs == a && p.columns == c) return run<Type, a, c>(p);
 #define UPCONV_TRY_INPUT(c) \
   if (p.inputs == 0 && p.columns == c) return run_input<Type, c>(p);
-#define UPCONV_DEFINE(name, type, tiles)                                    \
-  cudaError_t direct_grad_##name(const DirectGradParams& p, cudaStream_t) { \
-    using Type = type;                                                      \
-    COLUMNS(UPCONV_TRY_INPUT)                                               \
-    tiles(UPCONV_TRY) return cudaErrorInvalidConfiguration;                 \
+#define UPCONV_DEFINE(name, type, tiles, inputs)                                     \
+  cudaError_t direct_grad_##name(const DirectGradParams& p, cudaStream_t) {          \
+    using Type = type;                                                               \
+    inputs(UPCONV_TRY_INPUT) tiles(UPCONV_TRY) return cudaErrorInvalidConfiguration; \
   }
-UPCONV_DEFINE(float32, float, FLOAT_TILES)
-UPCONV_DEFINE(float64, double, DOUBLE_TILES)
-UPCONV_DEFINE(bfloat16, __nv_bfloat16, FLOAT_TILES)
-UPCONV_DEFINE(float16, __half, FLOAT_TILES)
+#define NO_COLUMNS(X)
+UPCONV_DEFINE(float32, float, FLOAT_TILES, COLUMNS)
+UPCONV_DEFINE(float64, double, DOUBLE_TILES, COLUMNS)
+UPCONV_DEFINE(bfloat16, __nv_bfloat16, NARROW_TILES, NO_COLUMNS)
+UPCONV_DEFINE(float16, __half, NARROW_TILES, NO_COLUMNS)
 
 }  // namespace upconv
 
@@ -78,7 +79,7 @@ extern "C" int64_t direct_grad_bytes(const int64_t* record, int64_t length) {
 }
 
 extern "C" int run_direct_grad(const int64_t* record, int64_t length, int reversed, const void* x,
-                                const void* gy, void* gw, void* workspace) {
+                               const void* gy, void* gw, void* workspace) {
   static upconv::DirectGradParams plan;
   if (!upconv::read_direct_grad_plan(record, length, &plan)) return -1;
   upconv::descending = reversed != 0;

@@ -20,8 +20,7 @@ void copy_async(uint32_t destination, const void* source, int valid) {
     std::fprintf(stderr, "an asynchronous copy of %d bytes is not aligned\n", kBytes);
     std::abort();
   }
-  host::this_thread().copies.push_back(
-      {direct::raw_memory + destination, source, kBytes, valid});
+  host::this_thread().copies.push_back({direct::raw_memory + destination, source, kBytes, valid});
 }
 
 inline void copy_async_commit() {}

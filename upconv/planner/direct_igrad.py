@@ -26,6 +26,8 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     reason = direct_wgrad.legality(problem, hardware)
     if reason:
         return reason
+    if problem.element_bytes < 4:
+        return "has no form for 16-bit types"
     if problem.in_channels != problem.groups:
         return f"{problem.in_channels // problem.groups} input channels a group: it takes 1"
     columns = Division(problem, 0, COLUMNS[-1], 1, 1, 1).all_columns

@@ -257,12 +257,11 @@ inline CudaKernel::Prepared read_direct_grad(const CallSizes& call,
   const int64_t out[] = {plan->out_channels * call.groups, plan->out_d, plan->out_h, plan->out_w};
   const int64_t *from = by_weight ? in : out, *to = by_weight ? out : in;
   const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
-  const bool fits = !call.channels_last && by_weight == (plan->inputs > 0) &&
-                    plan->batch == call.batch && plan->groups == call.groups &&
-                    from[0] == call.in_channels && to[0] == call.out_channels &&
-                    std::equal(from + 1, from + 4, call.in) &&
-                    std::equal(to + 1, to + 4, call.out) &&
-                    std::equal(kernel, kernel + 3, call.kernel);
+  const bool fits =
+      !call.channels_last && by_weight == (plan->inputs > 0) && plan->batch == call.batch &&
+      plan->groups == call.groups && from[0] == call.in_channels && to[0] == call.out_channels &&
+      std::equal(from + 1, from + 4, call.in) && std::equal(to + 1, to + 4, call.out) &&
+      std::equal(kernel, kernel + 3, call.kernel);
   if (!fits) return nullptr;
   return plan;
 }
@@ -311,13 +310,9 @@ inline CudaKernel direct_igrad_kernel() {
 inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
 #ifdef UPCONV_SM90
-      sm90_kernel(),
-      wgrad_kernel(),
+      sm90_kernel(), wgrad_kernel(),
 #endif
-      mma_kernel(),
-      direct_kernel(),
-      direct_wgrad_kernel(),
-      direct_igrad_kernel(),
+      mma_kernel(),  direct_kernel(), direct_wgrad_kernel(), direct_igrad_kernel(),
   };
   return kernels;
 }

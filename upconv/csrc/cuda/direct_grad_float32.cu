@@ -1,5 +1,5 @@
-// The CUDA-core kernels for the gradients of float32 tensors; a file of its own so that the four compile
-// side by side.
+// The CUDA-core kernels for the gradients of float32 tensors; a file of its own so that the four
+// compile side by side.
 #include "direct_grad_launch.cuh"
 
 namespace upconv {

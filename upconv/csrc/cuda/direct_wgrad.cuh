@@ -3,10 +3,9 @@
 //
 // gw[ci][co][tap] is a sum over all pixels i of x[ci][i] * gy[co][place of (i, tap)]. A thread
 // holds kInputs x kColumns sums, a column being one output channel and one row of the kernel:
-// kInputs + kColumns loads from shared memory give kInputs * kColumns products. Each warp adds its
-// slots up as a tree and leaves its sums in the workspace; a second kernel adds those of all warps,
-// as a tree of short sums. Nothing depends on the order in which blocks run: the same inputs give
-// the same bits.
+// kInputs + kColumns loads give kInputs * kColumns products. Each warp adds its slots up as a tree
+// and leaves its sums in the workspace; a second kernel adds those of all warps, as a tree of short
+// sums. Nothing depends on the order in which blocks run: the same inputs give the same bits.
 #pragma once
 
 #include "direct_grad_work.cuh"
@@ -37,11 +36,11 @@ __device__ __forceinline__ void multiply_chunk(const DirectGradParams& p, const 
   const int step = p.slots * p.stride_x;
   const int stop = met == (1u << kColumns) - 1 ? min(end, place.stop) : 0;
   const Acc* x = stage + place.pixel;
-  const Acc* gy = stage + kInputs * kGradPixels + place.pixel * p.stride_x +
-                  place.tap * p.dilation_x;
+  const Acc* gy =
+      stage + kInputs * kGradPixels + place.pixel * p.stride_x + place.tap * p.dilation_x;
   while (first < end) {
     if (first >= place.inner && first + p.slots <= stop) {
-#pragma unroll(kInputs *kColumns > 32 ? 1 : 2)
+#pragma unroll(kInputs* kColumns > 32 ? 1 : 2)
       for (; first + p.slots <= stop; first += p.slots, x += p.slots, gy += step) {
 #pragma unroll
         for (int i = 0; i < kInputs; ++i) {
@@ -72,6 +71,69 @@ __device__ __forceinline__ void multiply_chunk(const DirectGradParams& p, const 
   }
 }
 
+// base[offset]. Left to itself, the compiler keeps some of the 64-bit addresses and moves others
+// about: 175 instructions for 72 products instead of 152.
+template <typename T>
+__device__ __forceinline__ Sum<T> element(const T* base, int offset) {
+#ifdef __CUDA_ARCH__
+  const T* place;
+  asm("mad.wide.s32 %0, %1, %2, %3;" : "=l"(place) : "r"(offset), "n"(sizeof(T)), "l"(base));
+  return widen(__ldg(place));
+#else
+  return widen(base[offset]);
+#endif
+}
+
+// The same for a row that is not staged: `x` and `gy` are the row's first pixel in the first
+// channel, and what the lane's tap would meet at pixel 0 in the first column.
+template <int kInputs, int kColumns, typename T, typename Acc>
+__device__ __forceinline__ void multiply_row(const DirectGradParams& p, const Place& place,
+                                             int first, int end, unsigned met, const T* x,
+                                             const T* gy, const int (&plane)[kInputs],
+                                             const int (&offset)[kColumns],
+                                             Acc (&sums)[kInputs][kColumns]) {
+  const int step = p.slots * p.stride_x;
+  const int stop = met == (1u << kColumns) - 1 ? min(end, place.stop) : 0;
+  x += first + place.pixel;
+  gy += (first + place.pixel) * p.stride_x;
+  while (first < end) {
+    if (first >= place.inner && first + p.slots <= stop) {
+#pragma unroll(kInputs == 1 ? 2 : 1)
+      for (; first + p.slots <= stop; first += p.slots, x += p.slots, gy += step) {
+        Acc inputs[kInputs], outputs[kColumns];
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) inputs[i] = element(x, plane[i]);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) outputs[c] = element(gy, offset[c]);
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) {
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) sums[i][c] += inputs[i] * outputs[c];
+        }
+      }
+    } else {
+      const int ix = first + place.pixel;
+      const int ox = ix * p.stride_x - p.padding_x + (place.first_x + place.tap) * p.dilation_x;
+      if (place.active(p) && ix < end && below(ox, p.out_w)) {
+        Acc inputs[kInputs];
+#pragma unroll
+        for (int i = 0; i < kInputs; ++i) inputs[i] = element(x, plane[i]);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          if (met >> c & 1) {
+            const Acc output = element(gy, offset[c]);
+#pragma unroll
+            for (int i = 0; i < kInputs; ++i) sums[i][c] += inputs[i] * output;
+          }
+        }
+      }
+      first += p.slots;
+      x += p.slots;
+      gy += step;
+    }
+  }
+}
+
 // The sum over the slots of a warp, in lanes 0 to lanes_x - 1: always the same tree.
 template <typename Acc>
 __device__ __forceinline__ Acc add_slots(const DirectGradParams& p, int slot, Acc sum) {
@@ -90,15 +152,21 @@ template <int kInputs, int kColumns>
 constexpr int kWgradStage = kInputs * kGradPixels + kColumns * kGradOutputs;  // words of a warp
 
 template <typename T, int kInputs, int kColumns>
-__global__ void __launch_bounds__(32 * kGradWarps, kInputs * kColumns <= 8 ? 6
-                                                   : kInputs == 1          ? 5
-                                                                           : 4)
+constexpr int kWgradThreads = !kStaged<T> && kInputs == 1 ? 256 : 128;
+
+template <typename T, int kInputs, int kColumns>
+__global__ void __launch_bounds__((kWgradThreads<T, kInputs, kColumns>), kInputs > 1   ? 4
+                                                                         : !kStaged<T> ? 3
+                                                                         : kInputs * kColumns <= 8
+                                                                             ? 6
+                                                                             : 5)
     direct_wgrad_kernel(const __grid_constant__ DirectGradParams p) {
   using Acc = Sum<T>;
   static_assert(kInputs * kColumns * sizeof(Acc) <= 288, "more sums than registers");
   extern __shared__ __align__(16) unsigned char raw_memory[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  Acc* const stage = reinterpret_cast<Acc*>(raw_memory) + warp * kWgradStage<kInputs, kColumns>;
+  [[maybe_unused]] Acc* const stage =
+      reinterpret_cast<Acc*>(raw_memory) + warp * kWgradStage<kInputs, kColumns>;
   const int tile = blockIdx.x % p.tiles, block = blockIdx.x / p.tiles;
   const int share = block % p.shares, group = block / p.shares;
   const WeightTile part(p, tile);
@@ -113,6 +181,14 @@ __global__ void __launch_bounds__(32 * kGradWarps, kInputs * kColumns <= 8 ? 6
       static_cast<int>((mine.channel - first_column.channel) * p.out_plane + row_offset * p.out_w);
   const int my_plane = static_cast<int>(min(lane, p.in_channels - 1 - part.channel) * p.in_plane);
 
+  [[maybe_unused]] int offsets[kColumns], planes[kInputs];
+  if constexpr (!kStaged<T>) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) offsets[c] = __shfl_sync(kAllLanes, my_offset, c);
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) planes[i] = __shfl_sync(kAllLanes, my_plane, i);
+  }
+
   Acc sums[kInputs][kColumns];
 #pragma unroll
   for (int i = 0; i < kInputs; ++i) {
@@ -120,7 +196,7 @@ __global__ void __launch_bounds__(32 * kGradWarps, kInputs * kColumns <= 8 ? 6
     for (int c = 0; c < kColumns; ++c) sums[i][c] = Acc(0);
   }
   const int unit_end = min((share + 1) * p.units, p.all_units);
-  for (int unit = share * p.units + warp; unit < unit_end; unit += kGradWarps) {
+  for (int unit = share * p.units + warp; unit < unit_end; unit += p.warps) {
     const PixelRow row(p, unit);
     const int oz = row.z * p.stride_z - p.padding_z, oy = row.y * p.stride_y - p.padding_y;
     const unsigned met = __ballot_sync(
@@ -133,26 +209,32 @@ __global__ void __launch_bounds__(32 * kGradWarps, kInputs * kColumns <= 8 ? 6
     const T* const gy = static_cast<const T*>(p.gy) +
                         (image_group * p.out_channels + first_column.channel) * p.out_plane +
                         (static_cast<int64_t>(oz) * p.out_h + oy) * p.out_w;
-    for (int first = row.begin; first < row.end; first += p.chunk) {
-      const int end = min(first + p.chunk, row.end);
-      const int low = first * p.stride_x - p.padding_x + place.first_x * p.dilation_x;
-      const int outputs = (end - first - 1) * p.stride_x +
-                          (place.last_x - place.first_x) * p.dilation_x + 1;
-      stage_outputs<kColumns>(p, gy, my_offset, low, outputs, met,
-                              stage + kInputs * kGradPixels);
+    if constexpr (kStaged<T>) {
+      for (int first = row.begin; first < row.end; first += p.chunk) {
+        const int end = min(first + p.chunk, row.end);
+        const int low = first * p.stride_x - p.padding_x + place.first_x * p.dilation_x;
+        const int outputs =
+            (end - first - 1) * p.stride_x + (place.last_x - place.first_x) * p.dilation_x + 1;
+        stage_outputs<kColumns>(p, gy, my_offset, low, outputs, met, stage + kInputs * kGradPixels);
 #pragma unroll
-      for (int i = 0; i < kInputs; ++i) {
-        const int plane = __shfl_sync(kAllLanes, my_plane, i);
-        if (first + lane < end) stage_one(x + plane + first + lane, stage + i * kGradPixels + lane);
+        for (int i = 0; i < kInputs; ++i) {
+          const int plane = __shfl_sync(kAllLanes, my_plane, i);
+          if (first + lane < end) {
+            stage_one(x + plane + first + lane, stage + i * kGradPixels + lane);
+          }
+        }
+        wait_until_staged();
+        multiply_chunk(p, place, first, end, met, stage, sums);
+        __syncwarp();
       }
-      staged<T>();
-      multiply_chunk(p, place, first, end, met, stage, sums);
-      __syncwarp();
+    } else {
+      const int tap = (place.first_x + place.tap) * p.dilation_x - p.padding_x;
+      multiply_row(p, place, row.begin, row.end, met, x, gy + tap, planes, offsets, sums);
     }
   }
 
-  const int64_t worker = static_cast<int64_t>(group * p.tiles + tile) * p.workers +
-                         share * kGradWarps + warp;
+  const int64_t worker =
+      static_cast<int64_t>(group * p.tiles + tile) * p.workers + share * p.warps + warp;
   Acc* const target = static_cast<Acc*>(p.workspace) + worker * p.sums + lane;
 #pragma unroll
   for (int i = 0; i < kInputs; ++i) {
