@@ -17,7 +17,7 @@ header_constant = ParamsHeader("direct_params.h").constant
 
 
 def compiled_tiles(name: str) -> dict[int, int]:
-    """Rows and points of the instantiations in direct_launch.cuh; "FLOAT" or "DOUBLE"."""
+    """Rows and points of the instantiations in direct_launch.cuh; "FLOAT", "DOUBLE", "LONG"."""
     text = (CUDA / "direct_launch.cuh").read_text()
     line = re.search(rf"define UPCONV_DIRECT_{name}_TILES\(X\)(.*)", text)
     assert line
@@ -38,7 +38,8 @@ class Plan:
         self.offset = take(self.field["offsets"])
         self.tap = take(self.field["taps"])
         assert next(values, None) is None, "integers left over"
-        tiles = compiled_tiles("DOUBLE" if self.field["type"] == 1 else "FLOAT")
+        name = "DOUBLE" if self.field["type"] == 1 else "FLOAT"
+        tiles = compiled_tiles("LONG" if self.field["set_aside"] >= 0 else name)
         self.points = tiles[self.field["rows"]]
 
     def __getattr__(self, name: str) -> int:

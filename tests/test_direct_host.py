@@ -45,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     lists = [
         f"-D{name}_TILES(X)="
         + " ".join(f"X({rows}, {n})" for rows, n in emulator.compiled_tiles(name).items())
-        for name in ("FLOAT", "DOUBLE")
+        for name in ("FLOAT", "DOUBLE", "LONG")
     ]
     command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I.", *lists]
     built = subprocess.run(
@@ -130,7 +130,8 @@ def test_drawn_problems(seed: int, run: Run) -> None:
         tiling = direct.best_tiling(ways, machine)
         assert tiling is not None
         compare(run, problem, tiling)
-        choices = row_choices(choose.choice(ways), list(tiles_of(problem.dtype)))
+        way = choose.choice(ways)
+        choices = row_choices(way, list(tiles_of(way)))
         others = list(tilings(choose.choice(choices), machine))
         compare(run, problem, choose.choice(others))
 

@@ -21,7 +21,14 @@ from hypothesis import strategies as st
 from upconv.cases import CASES
 from upconv.planner import H200, Candidate, Problem, Refusal, direct, make_plan
 from upconv.planner.direct_shape import Axis, Convolution, convolutions, row_choices
-from upconv.planner.direct_tiling import DOUBLE_TILES, FLOAT_TILES, Tiling, tiles_of, tilings
+from upconv.planner.direct_tiling import (
+    DOUBLE_TILES,
+    FLOAT_TILES,
+    LONG_TILES,
+    Tiling,
+    tiles_of,
+    tilings,
+)
 from upconv.planner.lattice import Lattice
 
 CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -95,7 +102,7 @@ def test_every_choice_of_rows_and_tile_computes_the_convolution(
 ) -> None:
     """Not the fastest choice alone: the measurements that fit the cost rule run the others too."""
     convolution = drawn.draw(st.sampled_from(convolutions(problem)))
-    choices = row_choices(convolution, list(tiles_of(problem.dtype)))
+    choices = row_choices(convolution, list(tiles_of(convolution)))
     tiling = drawn.draw(st.sampled_from(list(tilings(drawn.draw(st.sampled_from(choices)), H200))))
     x, w, b = data(problem)
     y = emulator.run(direct.record(tiling), x, w, b)
@@ -244,6 +251,7 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
 def test_planner_and_kernel_agree_on_the_tiles() -> None:
     assert emulator.compiled_tiles("FLOAT") == FLOAT_TILES
     assert emulator.compiled_tiles("DOUBLE") == DOUBLE_TILES
+    assert emulator.compiled_tiles("LONG") == LONG_TILES
 
 
 def test_a_depthwise_layer_takes_the_kernel_and_a_dense_one_does_not() -> None:
@@ -262,9 +270,9 @@ def test_the_kernel_compiles_without_spills(architecture: str, tmp_path: Path) -
     source = tmp_path / "kernel.cu"
     source.write_text(
         '#include "direct_fprop.cuh"\nnamespace upconv::direct {\n'
-        "template __global__ void direct_fprop_kernel<__nv_bfloat16, 12, 6>"
+        "template __global__ void direct_fprop_kernel<__nv_bfloat16, 12, 6, false>"
         "(const __grid_constant__ DirectParams);\n"
-        "template __global__ void direct_fprop_kernel<double, 8, 4>"
+        "template __global__ void direct_fprop_kernel<double, 8, 4, false>"
         "(const __grid_constant__ DirectParams);\n}\n"
     )
     command = [

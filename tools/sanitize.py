@@ -10,7 +10,7 @@ import torch
 
 import upconv
 from upconv import ops
-from upconv.planner import direct, sm90, sm90_wgrad
+from upconv.planner import direct, direct_igrad, direct_wgrad, sm90, sm90_wgrad
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation, channels_last, dtype
 SWEEP = [
@@ -106,6 +106,23 @@ def direct_sweep() -> None:
         print("clean, direct", batch, cin, cout, size, kernel, s, dtype)
 
 
+def direct_gradient_sweep() -> None:
+    for batch, cin, cout, size, kernel, s, p, op, groups, d, dtype in DIRECT_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
+        y = operator(x, w, None, s, p, op, groups, d)
+        each = [v if isinstance(v, tuple) else (v,) * len(size) for v in (s, p, op, d)]
+        rest = (*each[:3], groups, each[3])
+        for name, kernel_name, other, of in (
+            ("grad_input", direct_igrad.KERNEL, w, x),
+            ("grad_weight", direct_wgrad.KERNEL, x, w),
+        ):
+            with torch.no_grad(), ops.forced(kernel_name):
+                gradient = ops.GRADIENTS[name](y, other, of.shape, *rest)
+            torch.cuda.synchronize()
+            assert bool(torch.isfinite(gradient).all())
+        print("clean, direct gradients", batch, cin, cout, size, kernel, s, dtype)
+
+
 def forward_sweep() -> None:
     for batch, cin, cout, size, kernel, s, p, op, d, last, dtype in SWEEP:
         _, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
@@ -120,6 +137,7 @@ def forward_sweep() -> None:
 
 def main() -> None:
     direct_sweep()
+    direct_gradient_sweep()
     for precision in ("tf32", "ieee"):
         torch.backends.cudnn.conv.fp32_precision = precision
         forward_sweep()

@@ -28,6 +28,8 @@ KERNEL_IDS = {
     "mma_fprop": 3,
     "direct_fprop": 4,
     "sm90_wgmma_wgrad": 5,
+    "direct_wgrad": 6,
+    "direct_igrad": 7,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -1,5 +1,5 @@
-// Runs the CUDA-core kernel's own source on the CPU. FLOAT_TILES and DOUBLE_TILES are the lists of
-// direct_launch.cuh.
+// Runs the CUDA-core kernel's own source on the CPU. FLOAT_TILES, DOUBLE_TILES and LONG_TILES are
+// the lists of direct_launch.cuh.
 #include "direct_fprop.cuh"
 #include "direct_launch.cu"
 
@@ -13,10 +13,10 @@ namespace {
 
 bool descending = false;
 
-template <typename T, int kRows, int kPoints>
+template <typename T, int kRows, int kPoints, bool kTwoSteps = false>
 cudaError_t run(const DirectParams& p) {
   const unsigned blocks = static_cast<unsigned>(p.groups) * p.row_blocks * p.blocks;
-  host::body = [&p] { direct::direct_fprop_kernel<T, kRows, kPoints>(p); };
+  host::body = [&p] { direct::direct_fprop_kernel<T, kRows, kPoints, kTwoSteps>(p); };
   for (unsigned block = 0; block < blocks; ++block) {
     std::memset(direct::raw_memory, 0xff, direct::kMemory);
     host::run_block(block, p.threads, descending);
@@ -32,11 +32,14 @@ cudaError_t run(const DirectParams& p) {
 
 }  // namespace
 
+#define UPCONV_TRY_LONG(r, n) \
+  if (p.set_aside >= 0 && p.rows == r) return run<float, r, n, true>(p);
 #define UPCONV_TRY(r, n) \
   if (p.rows == r) return run<Type, r, n>(p);
 #define UPCONV_DEFINE(name, type, tiles)                                 \
   cudaError_t direct_fprop_##name(const DirectParams& p, cudaStream_t) { \
     using Type = type;                                                   \
+    LONG_TILES(UPCONV_TRY_LONG)                                          \
     tiles(UPCONV_TRY) return cudaErrorInvalidConfiguration;              \
   }
 UPCONV_DEFINE(float32, float, FLOAT_TILES)

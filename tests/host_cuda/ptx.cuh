@@ -20,8 +20,7 @@ void copy_async(uint32_t destination, const void* source, int valid) {
     std::fprintf(stderr, "an asynchronous copy of %d bytes is not aligned\n", kBytes);
     std::abort();
   }
-  host::threads[threadIdx.x].copies.push_back(
-      {direct::raw_memory + destination, source, kBytes, valid});
+  host::this_thread().copies.push_back({direct::raw_memory + destination, source, kBytes, valid});
 }
 
 inline void copy_async_commit() {}
@@ -29,11 +28,11 @@ inline void copy_async_commit() {}
 template <int kPending>
 void copy_async_wait() {
   static_assert(kPending == 0, "all copies at once");
-  for (const host::Copy& copy : host::threads[threadIdx.x].copies) {
+  for (const host::Copy& copy : host::this_thread().copies) {
     std::memset(copy.target, 0, copy.bytes);
     std::memcpy(copy.target, copy.source, copy.valid);
   }
-  host::threads[threadIdx.x].copies.clear();
+  host::this_thread().copies.clear();
 }
 
 }  // namespace upconv::ptx

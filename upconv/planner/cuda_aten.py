@@ -72,19 +72,43 @@ GROUPED_GRADIENT_TERAFLOPS = {"float32": 6.5, "small": 15.0}
 over 2 layers."""
 UNEVEN_GRADIENT_TERAFLOPS = 25.0
 """The same in TF32 with groups of fewer than 32 channels on one side: 4 to 23 over 4 layers."""
+SMALL_GROUPS_TERAFLOPS = {"float32": 3.8, "small": 3.6}
+"""The same with fewer than FEW_CHANNELS: 3.2 and 3.1 over one layer."""
 
 
 GROUPED_INPUT_TERAFLOPS = {"float32": 10.0, "small": 8.0, "three dimensions": 2.0}
 """The input's gradient with at most 16 channels a group: 5.7 to 9.8 and 5.2 to 7.8 over 2 layers,
 1.8 to 1.9 over one in three dimensions. Depthwise layers have kernels of their own."""
-FEW_INPUT_TERAFLOPS = {"float32": (3.5, 25.0), "small": (8.0, 12.0)}
-"""The input's gradient with fewer than FEW_CHANNELS input channels, and with fewer output channels:
-2.8 and 12 to 22 over 3 layers, 6.3 and 4.7 to 11 with 16-bit types."""
+SMALL_GROUPS_INPUT_TERAFLOPS = {"float32": 6.0, "small": 8.5}
+"""The same with fewer than FEW_CHANNELS: 5.7, and 6.7 to 8 with 16-bit types, over one layer."""
+FEW_INPUT_TERAFLOPS = {"float32": (3.5, 25.0, 13.8), "small": (8.0, 12.0, 8.0)}
+"""The input's gradient with fewer than FEW_CHANNELS input channels, with fewer output channels, and
+with one: 2.8, 22 and 12 to 13.7 over 4 layers, 6.3, 11 and 4.7 to 6.3 with 16-bit types."""
+
+
+DEPTHWISE_NANOSECONDS = {
+    "grad_input": {"float32": (0.5, 0.95), "small": (0.2, 0.7)},
+    "grad_weight": {"float32": (0.75, 2.2), "small": (0.35, 2.2)},
+}
+"""Depthwise layers, for each thousand products: at stride 1, and with a stride. 0.53 to 0.7 and 1.0
+to 2.0 for the input's gradient over 6 layers (0.22 to 0.3 and 0.7 to 2.0 with 16-bit types), 0.85
+to 2.3 and 2.3 to 2.8 for the weight's (0.39 to 0.5 and 2.8 to 18)."""
+FEW_WEIGHT_TERAFLOPS = {"float32": (2.3, 17.0, 17.0), "small": (7.0, 12.9, 9.8)}
+"""The weight's gradient with fewer than FEW_CHANNELS input channels, with fewer output channels,
+and with one: 2.1, 12 and 15 to 17 over 4 layers, 6.5, 12 and 1 to 9.4 with 16-bit types."""
+STRICT_WEIGHT_TERAFLOPS = 40.0
+"""The weight's gradient without TF32: 8.6 and 16 over 2 layers, at little more than the least
+traffic; more where a layer is larger."""
 
 
 VOLUME_INPUT_GRADIENT = {"float32": 2.2, "small": 2.3}
 """How much longer the input's gradient takes in three dimensions at stride 1 than the rule for two
 says: 2.2 to 2.7 times, and 2.5 to 4.4 with 16-bit types, over 3 layers."""
+
+
+def few_kind(channels: list[int]) -> int:
+    """Few input channels, few output channels, or one."""
+    return 0 if channels[0] < FEW_CHANNELS else 2 if channels[1] == 1 else 1
 
 
 def slow_input_gradient(problem: Problem) -> float:
@@ -93,33 +117,62 @@ def slow_input_gradient(problem: Problem) -> float:
     channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
     if problem.dtype == "float64" or max(channels) == 1:
         return 0.0
-    if problem.groups > 1 and max(channels) <= 16:
+    if problem.groups > 1 and max(channels) < FEW_CHANNELS and problem.ndim < 3:
+        rate = SMALL_GROUPS_INPUT_TERAFLOPS[kind]
+    elif problem.groups > 1 and max(channels) <= 16:
         rate = GROUPED_INPUT_TERAFLOPS["three dimensions" if problem.ndim == 3 else kind]
     elif problem.groups == 1 and min(channels) < FEW_CHANNELS:
-        rate = FEW_INPUT_TERAFLOPS[kind][0 if channels[0] < FEW_CHANNELS else 1]
+        rate = FEW_INPUT_TERAFLOPS[kind][few_kind(channels)]
     else:
         return 0.0
     return problem.flops / rate / 1e6
 
 
+def slow_weight_gradient(problem: Problem) -> float:
+    """Microseconds of layers whose weight gradient cuDNN's fast kernels do not serve; else 0."""
+    kind = "float32" if problem.dtype == "float32" else "small"
+    channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
+    if problem.groups > 1 and max(channels) < FEW_CHANNELS:
+        rate = SMALL_GROUPS_TERAFLOPS[kind]
+    elif problem.groups > 1 and max(channels) <= 16:
+        rate = GROUPED_GRADIENT_TERAFLOPS[kind]
+    elif problem.groups > 1 and min(channels) < 32 and problem.dtype == "float32" and problem.tf32:
+        rate = UNEVEN_GRADIENT_TERAFLOPS
+    elif problem.groups == 1 and min(channels) < FEW_CHANNELS and problem.dtype != "float64":
+        rate = FEW_WEIGHT_TERAFLOPS[kind][few_kind(channels)]
+    else:
+        return 0.0
+    return problem.flops / rate / 1e6
+
+
+def _depthwise_gradient(problem: Problem) -> float:
+    kind = "float32" if problem.element_bytes >= 4 else "small"
+    strided = int(max(problem.stride) > 1)
+    products = problem.flops / 2e6 * DEPTHWISE_NANOSECONDS[problem.direction][kind][strided]
+    return max(products, 2 * _least(problem)[1]) + CALL_MICROSECONDS
+
+
 def gradient_microseconds(problem: Problem) -> float:
     arithmetic, memory = _least(problem)
+    if 1 < problem.groups == problem.in_channels == problem.out_channels:
+        return _depthwise_gradient(problem)
     kind = "float32" if problem.dtype == "float32" else "small"
-    forth = problem.direction == "grad_input"
-    overlap = max(problem.stride) == 1 if forth else _overlap(problem)
+    by_weight = problem.direction == "grad_weight"
+    overlap = _overlap(problem) if by_weight else max(problem.stride) == 1
     share = GRADIENT[problem.direction][kind][0 if overlap else 1]
     copies = GRADIENT_TRAFFIC[problem.direction][kind] * memory
-    if problem.direction == "grad_input" and problem.ndim == 3 and overlap:
-        share, copies = (each * VOLUME_INPUT_GRADIENT[kind] for each in (share, copies))
-    slow = slow_input_gradient(problem) if problem.direction == "grad_input" else 0.0
-    if problem.direction == "grad_weight":
+    slow = slow_weight_gradient(problem) if by_weight else slow_input_gradient(problem)
+    if by_weight and problem.dtype == "float32" and not problem.tf32 and slow == 0.0:
+        return max(problem.flops / STRICT_WEIGHT_TERAFLOPS / 1e6, memory) + CALL_MICROSECONDS
+    if by_weight:
         channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
         waste = prod(-(-c // GRADIENT_TILE) * GRADIENT_TILE / c for c in channels)
         share *= min(waste, GRADIENT_MOST_WASTE)
-        if problem.groups > 1 and max(channels) <= 16:
-            slow = problem.flops / GROUPED_GRADIENT_TERAFLOPS[kind] / 1e6
-        elif problem.groups > 1 and min(channels) < 32 and problem.dtype == "float32":
-            slow = problem.flops / UNEVEN_GRADIENT_TERAFLOPS / 1e6
+        few = problem.groups == 1 and min(channels) < FEW_CHANNELS
+        if few and slow:
+            return slow + CALL_MICROSECONDS
+    elif problem.ndim == 3 and overlap:
+        share, copies = (each * VOLUME_INPUT_GRADIENT[kind] for each in (share, copies))
     return _copying_call(max(share * arithmetic + copies, slow), "gradient")
 
 

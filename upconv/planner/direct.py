@@ -73,7 +73,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 def best_tiling(ways: list[Convolution], hardware: Hardware) -> Tiling | None:
     """The fastest tiling of the fastest way to write the convolution."""
     best: Tiling | None = None
-    choices = [rows for way in ways for rows in row_choices(way, list(tiles_of(way.dtype)))]
+    choices = [rows for way in ways for rows in row_choices(way, list(tiles_of(way)))]
     for rows in sorted(filter(fits_tables, choices), key=least_cycles):
         # Rows whose products alone take longer than all of the best so far need no closer look.
         least = least_cycles(rows) / hardware.multiprocessors / CLOCK_MHZ
@@ -143,6 +143,7 @@ def scalar_fields(tiling: Tiling) -> dict[str, int]:
         "plane": tiling.plane,
         "channel": tiling.channel,
         "chunk": tiling.chunk,
+        "set_aside": convolution.set_aside - 1,
         "weight_in": convolution.weight_in,
         "weight_out": convolution.weight_out,
         "weight_group": convolution.weight_group,

@@ -13,6 +13,7 @@ from .problem import ELEMENT_BYTES, Hardware
 BLOCK_WARPS = (4, 2, 1)
 FLOAT_TILES = {1: 8, 2: 8, 4: 8, 8: 8, 9: 8, 12: 6}
 DOUBLE_TILES = {1: 4, 4: 4, 8: 4}
+LONG_TILES = {1: 8, 4: 8, 8: 4, 9: 4}
 """Rows of a thread: points of a thread. The kernel is compiled for these."""
 WARPS_TOGETHER = 16
 """Warps that share a multiprocessor, at 128 registers a thread: blocks hide each other's fill and
@@ -49,8 +50,10 @@ FILL_CYCLES = 900.0
 # The clock is that of light load: these layers do not heat the chip.
 
 
-def tiles_of(dtype: str) -> dict[int, int]:
-    return DOUBLE_TILES if dtype == "float64" else FLOAT_TILES
+def tiles_of(convolution: Convolution) -> dict[int, int]:
+    if convolution.set_aside:
+        return LONG_TILES
+    return DOUBLE_TILES if convolution.dtype == "float64" else FLOAT_TILES
 
 
 def padded(rows: int) -> int:
@@ -66,7 +69,7 @@ def step_instructions(rows: int, points: int) -> float:
 def least_cycles(rows: Rows) -> float:
     """Of all multiprocessors together, for the products alone, if every point were an output's."""
     convolution = rows.convolution
-    points = tiles_of(convolution.dtype)[rows.rows]
+    points = tiles_of(convolution)[rows.rows]
     entries = sum(len(kind.shifts) for kind in rows.kinds) * rows.channel_blocks
     entries *= convolution.in_channels * convolution.groups * convolution.batch
     warps = prod(axis.points for axis in convolution.axes) / (32 * points)
@@ -97,7 +100,7 @@ class Tiling:
     @cached_property
     def points(self) -> int:
         """Points of a thread."""
-        return tiles_of(self.convolution.dtype)[self.rows.rows]
+        return tiles_of(self.convolution)[self.rows.rows]
 
     @cached_property
     def block_points(self) -> int:
@@ -329,7 +332,7 @@ def tilings(rows: Rows, hardware: Hardware) -> Iterator[Tiling]:
         for row_warps in (1, 2, 4):
             if row_warps > min(warps, sets):
                 break
-            points = warps // row_warps * 32 * tiles_of(rows.convolution.dtype)[rows.rows]
+            points = warps // row_warps * 32 * tiles_of(rows.convolution)[rows.rows]
             for tile in tile_choices(rows.convolution, points):
                 for straight in straight_stores(rows):
                     tiling = with_chunk(rows, (warps, row_warps), tile, straight, hardware)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 
-from . import cpu, cuda_aten, direct, mma, sm90, sm90_wgrad
+from . import cpu, cuda_aten, direct, direct_igrad, direct_wgrad, mma, sm90, sm90_wgrad
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import DIRECTIONS, Hardware, Problem
@@ -18,6 +18,8 @@ KERNELS = {
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
+    direct_wgrad.KERNEL: direct_wgrad.consider,
+    direct_igrad.KERNEL: direct_igrad.consider,
 }
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
@@ -25,6 +27,8 @@ SERVED = {
     sm90.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
+    direct_wgrad.KERNEL: ("grad_weight",),
+    direct_igrad.KERNEL: ("grad_input",),
 }
 """The directions of the kernels that do not compute the forward pass alone."""
 
@@ -34,6 +38,8 @@ PROVEN = {
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct.KERNEL, "forward"): ((9, 0),),
     (direct.KERNEL, "grad_input"): ((9, 0),),
+    (direct_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (direct_igrad.KERNEL, "grad_input"): ((9, 0),),
     (mma.KERNEL, "forward"): ((9, 0),),
 }
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there

@@ -37,7 +37,9 @@ enum KernelId : int64_t {
   kSm90WgmmaFprop = 2,
   kMmaFprop = 3,
   kDirectFprop = 4,
-  kSm90WgmmaWgrad = 5
+  kSm90WgmmaWgrad = 5,
+  kDirectWgrad = 6,
+  kDirectIgrad = 7
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

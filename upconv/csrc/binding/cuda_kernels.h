@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common.h"
+#include "cuda/direct_grad_launch.h"
 #include "cuda/direct_launch.h"
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
@@ -244,17 +245,74 @@ inline CudaKernel direct_kernel() {
           }};
 }
 
+// Those for the gradients share their parameters; `CallSizes` speaks of the input's gradient as of
+// a convolution from outputs to inputs.
+inline CudaKernel::Prepared read_direct_grad(const CallSizes& call,
+                                             const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<DirectGradParams>();
+  if (!read_direct_grad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const bool by_weight = call.direction == kGradWeight;
+  const int64_t in[] = {plan->in_channels * call.groups, plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_channels * call.groups, plan->out_d, plan->out_h, plan->out_w};
+  const int64_t *from = by_weight ? in : out, *to = by_weight ? out : in;
+  const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool fits =
+      !call.channels_last && by_weight == (plan->inputs > 0) && plan->batch == call.batch &&
+      plan->groups == call.groups && from[0] == call.in_channels && to[0] == call.out_channels &&
+      std::equal(from + 1, from + 4, call.in) && std::equal(to + 1, to + 4, call.out) &&
+      std::equal(kernel, kernel + 3, call.kernel);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel direct_wgrad_kernel() {
+  CudaKernel kernel{kDirectWgrad,
+                    "the kernel on the CUDA cores for the weight's gradient",
+                    1,  // reads single elements
+                    read_direct_grad,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  kernel.launch = [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+    DirectGradParams params = *static_cast<const DirectGradParams*>(plan);
+    params.x = operands.input;
+    params.gy = operands.weight;
+    params.result = operands.output;
+    params.workspace = operands.workspace;
+    return direct_grad(params, stream);
+  };
+  kernel.workspace_bytes = [](const void* plan) {
+    return direct_grad_workspace_bytes(*static_cast<const DirectGradParams*>(plan));
+  };
+  return kernel;
+}
+
+inline CudaKernel direct_igrad_kernel() {
+  return {kDirectIgrad,
+          "the kernel on the CUDA cores for the input's gradient",
+          1,  // reads single elements
+          read_direct_grad,
+          nullptr,
+          nullptr,
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            DirectGradParams params = *static_cast<const DirectGradParams*>(plan);
+            params.x = operands.weight;
+            params.gy = operands.input;
+            params.result = operands.output;
+            return direct_grad(params, stream);
+          }};
+}
+
 // ------------------------------------------------------------------------------------------------
 
 // Every kernel of this library.
 inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
 #ifdef UPCONV_SM90
-      sm90_kernel(),
-      wgrad_kernel(),
+      sm90_kernel(), wgrad_kernel(),
 #endif
-      mma_kernel(),
-      direct_kernel(),
+      mma_kernel(),  direct_kernel(), direct_wgrad_kernel(), direct_igrad_kernel(),
   };
   return kernels;
 }

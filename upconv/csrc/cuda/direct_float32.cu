@@ -5,6 +5,10 @@
 namespace upconv {
 
 cudaError_t direct_fprop_float32(const DirectParams& p, cudaStream_t stream) {
+#define UPCONV_TRY_LONG(r, n) \
+  if (p.set_aside >= 0 && p.rows == r) return launch_direct<float, r, n, true>(p, stream);
+  UPCONV_DIRECT_LONG_TILES(UPCONV_TRY_LONG)
+#undef UPCONV_TRY_LONG
 #define UPCONV_TRY(r, n) \
   if (p.rows == r) return launch_direct<float, r, n>(p, stream);
   UPCONV_DIRECT_FLOAT_TILES(UPCONV_TRY)

@@ -52,6 +52,7 @@ constexpr int kDirectMaxTaps = 4608;    // weight positions: a kind's offsets ti
   X(plane)          /* positions from one residue of the input step to the next */   \
   X(channel)        /* positions from one channel of the tile to the next */         \
   X(chunk)          /* channels in the tile at a time */                             \
+  X(set_aside)      /* after channel c where (c & this) == this; -1: never */        \
   X(weight_in)      /* weight stride of an input channel, in elements */             \
   X(weight_out)     /* weight stride of an output channel */                         \
   X(weight_group)   /* weight stride of a group */                                   \
