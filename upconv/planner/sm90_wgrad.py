@@ -364,10 +364,11 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     if best is None:
         return Refusal(KERNEL, "no chunk fits: too many taps, channels or phases")
     form, job_list, chunk, split = best
+    by = "the TMA" if chunk.slab else "copies, grad_output by the TMA" if chunk.boxes else "copies"
     notes = (
         f"{len(job_list)} jobs of {form.consumers} warpgroups, each {form.groups} runs of"
         f" {form.run} taps, 64 x {form.n} channels",
-        f"chunks of {chunk.images} x {chunk.segment} pixels, {chunk.stages} in the ring;"
+        f"chunks of {chunk.images} x {chunk.segment} pixels by {by}, {chunk.stages} in the ring;"
         f" {sum(split.workers) / len(job_list):.0f} blocks share the pixels of a job",
         f"workspace {split.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         f"most of the time goes to {split.bound}",
