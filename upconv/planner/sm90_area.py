@@ -3,15 +3,20 @@
 A tile is `images x height x width` lattice points of one depth. Its input lies in shared memory
 row after row, `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over
 row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
-(height), the margin of one row (image) is the margin of the next as well: both are zeros. Where no
-tap reaches another pixel there are no margins, and TMA may see an image as one long row ("flat").
+(height), the margin of one row (image) is the margin of the next as well: both are zeros.
+
+TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every row is a box of
+its own, or the whole image is one, as one long row ("flat"), where no tap reaches another pixel.
+Where channels do not begin on 16 bytes either, every 2nd, 4th or 8th does: the channels between
+make as many classes, with boxes of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
+from typing import NamedTuple
 
 from .sm90_task import Shape, Task
 
@@ -26,8 +31,8 @@ BOX_MOST = 256
 BOX_STEP_MOST = 8
 """Greatest step of a box along its rows."""
 MAX_CHUNKS = 16
-COPY_BOXES = 3
-"""`copy` for TMA boxes."""
+COPY_BOXES, COPY_ROWS = 3, 4
+"""`copy` for TMA boxes: of whole tiles, and of single rows."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
 
@@ -49,6 +54,24 @@ class Area:
     """Of the tile: where it is one lattice point high, every input row is one."""
 
 
+class Box(NamedTuple):
+    """TMA boxes of one tile, as the kernel's parameters name them."""
+
+    raw_w: int
+    """Columns."""
+    raw_h: int
+    """Rows: of one box, or as many boxes."""
+    raw_blocks: int
+    """Channel blocks."""
+    raw_bytes: int
+    """Of so many channel blocks of a tile, with what fills boxes up to 128 bytes."""
+    raw_chunks: int
+    """How many such the raw ring holds."""
+    raw_classes: int
+    raw_stride: int
+    """Bytes from one box to the next."""
+
+
 def up(value: int, multiple: int) -> int:
     """`value` rounded up to a multiple."""
     return -(-value // multiple) * multiple
@@ -60,36 +83,58 @@ def aligned(offset: int, start: int) -> int:
 
 
 def box_of(shape: Shape, area: Area) -> tuple[int, int]:
-    """Columns and rows of the TMA box that holds one channel of a tile.
+    """Columns and rows of the TMA boxes that hold one channel of a tile.
 
     A box begins on 16 bytes, at most `late` columns before the tile does. TMA takes rows with a
     step, but columns as they lie.
     """
-    whole = 16 // shape.task.element_bytes
+    task = shape.task
+    whole = 16 // task.element_bytes
+    _, in_h, in_w = task.in_size
     if area.flat:
-        pixels = area.rows * area.pitch
-        late = max(i * area.height * area.pitch % whole for i in range(whole))
-        return up(up(pixels, ITEM_PIXELS) + late, whole), 1
+        parts = area.height < shape.rows.count
+        even = gcd(whole, in_h * in_w, area.height * in_w if parts else 0)
+        return up(up(area.rows * area.pitch, ITEM_PIXELS) + whole - even, whole), 1
     step = shape.steps[2]
     firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
     late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
+    if area.copy == COPY_ROWS:
+        late = whole - gcd(whole, in_w, area.width * step, *firsts)
     return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
 def boxes_fit(shape: Shape, area: Area) -> bool:
     columns, rows = box_of(shape, area)
-    return max(columns, rows * shape.steps[1], area.images) <= BOX_MOST
+    spanned = rows * shape.steps[1] if area.copy == COPY_BOXES else 1
+    return max(columns, spanned, area.images) <= BOX_MOST
+
+
+def channel_classes(task: Task) -> int:
+    """Every so many-th channel begins on 16 bytes."""
+    return 16 // gcd(16, prod(task.in_size) * task.element_bytes)
+
+
+def rows_boxed(task: Task) -> bool:
+    """Can TMA take single rows, whatever they begin on?"""
+    classes = channel_classes(task)
+    addressed = classes * prod(task.in_size) < 2**30
+    return not task.channels_last and task.in_channels % classes == 0 and addressed
 
 
 def copy_modes(shape: Shape) -> list[tuple[int, int]]:
     """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
     task = shape.task
-    rows_aligned = task.in_size[2] * task.element_bytes % 16 == 0
-    if task.channels_last or not rows_aligned or shape.steps[1] > BOX_STEP_MOST:
+    width, element = task.in_size[2], task.element_bytes
+    if task.channels_last:
         return [copy_mode(shape)]
-    # Two pixels of 16 bits are read together, but for a step.
-    start = 4 // task.element_bytes if shape.steps[2] == 1 else 1
-    return [(COPY_BOXES, start), copy_mode(shape)]
+    # Two pixels of 16 bits are read together, but for a step and for rows of odd length.
+    together = shape.steps[2] == 1 and width % 2 == 0
+    start = 4 // element if together else 1
+    if width * element % 16 == 0 and shape.steps[1] <= BOX_STEP_MOST:
+        return [(COPY_BOXES, start), copy_mode(shape)]
+    if rows_boxed(task):
+        return [(COPY_ROWS, start), copy_mode(shape)]
+    return [copy_mode(shape)]
 
 
 def copy_mode(shape: Shape) -> tuple[int, int]:
@@ -124,7 +169,7 @@ def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
             yield area
     for copy, start in copy_modes(shape):
         for area in areas_copied(shape, n, vector, copy, start):
-            if copy == COPY_BOXES:
+            if copy >= COPY_BOXES:
                 if not boxes_fit(shape, area):
                     continue
                 boxed = True
@@ -145,28 +190,25 @@ def most_images(task: Task, n: int, used: int, image_pixels: int) -> int:
 
 
 def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
-    """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+    """Whole rows where these do not start on 16 bytes, and no tap has a shift."""
     task = shape.task
     (_, in_h, pitch), element = task.in_size, task.element_bytes
-    needless = pitch * element % 16 == 0 or in_h * pitch * element % 16
     stepped = shape.lanes * shape.steps[1] * shape.steps[2] > 1
-    if task.channels_last or needless or stepped or margins(shape):
+    if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
         return
     count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
     if width > min(pitch, n):  # a column past the input would read the next row
         return
     vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
     most = min(1 + (n - width) // pitch, count_y)
-    even = 4 // element  # two pixels of 16 bits are read together
     for height in {most, -(-count_y // -(-count_y // most))}:
-        if height == count_y or height * pitch % even == 0:
-            pixels = up(height * pitch, ITEM_PIXELS)
-            yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 1, flat=True)
+        pixels = up(height * pitch, ITEM_PIXELS)
+        yield Area(1, height, width, pitch, height, pixels, vector, COPY_ROWS, 1, flat=True)
     rows = max(in_h, count_y)
     images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
-    if images > 1 and rows * pitch % even == 0:
+    if images > 1:
         pixels = up(images * rows * pitch, ITEM_PIXELS)
-        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 1, flat=True)
+        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_ROWS, 1, flat=True)
 
 
 def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
@@ -198,15 +240,17 @@ def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> It
             yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
 
 
-def raw_ring(
-    shape: Shape, area: Area, slice_blocks: int
-) -> tuple[tuple[int, int, int, int, int], int]:
-    """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
-    if area.copy != COPY_BOXES:
-        return (0, 0, 0, 0, 0), GATHER_BYTES
+def raw_ring(shape: Shape, area: Area, slice_blocks: int) -> tuple[Box, int]:
+    """The TMA boxes of a tiling, and the bytes of the raw ring."""
+    if area.copy < COPY_BOXES:
+        return Box(0, 0, 0, 0, 0, 1, 0), GATHER_BYTES
     columns, rows = box_of(shape, area)
+    row_boxes, classes = 1, 1
+    if area.copy == COPY_ROWS:
+        row_boxes, classes = rows, channel_classes(shape.task)
     block = columns * rows * area.images * 16
     blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
-    size = up(blocks * block, 128)
+    stride = up(blocks * block // row_boxes // classes, 128)
+    size = stride * row_boxes * classes
     count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
-    return (columns, rows, blocks, size, count), size * count
+    return Box(columns, rows, blocks, size, count, classes, stride), size * count

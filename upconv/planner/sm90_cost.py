@@ -60,6 +60,8 @@ LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
 hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
 8.7 %; the width of a vector hardly counts, so the bytes do not."""
+ROW_BOX = 10.0
+"""Cycles for each TMA box of a single row, where rows do not begin on 16 bytes."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
@@ -93,6 +95,8 @@ class UnitWork:
     """Slices that are multiplied with weights that stay in shared memory."""
     lines: float = 0.0
     """Cycles of stores by lines, which `stored` and `segments` leave out."""
+    row_boxes: float = 0.0
+    """Cycles of boxes of single rows."""
     split: bool = False
     """float32 that must not be rounded."""
 
@@ -107,7 +111,7 @@ class UnitWork:
         cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
         return {
             "the tensor cores": cost["tensor"],
-            "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
+            "filling the tile": cost["placed"] + cost["slices"] + cost["starved"] + self.row_boxes,
             "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
             "the stores": cost["stored"]
             + cost["segments"]
@@ -135,6 +139,7 @@ class UnitWork:
             + each["kept"] * self.kept
             + each["unit"]
             + self.lines
+            + self.row_boxes
         )
 
     @property

@@ -20,23 +20,27 @@ namespace upconv {
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
 // zeros and not the next one's, whose NaN would survive zero weights.
+// Rows that do not begin on 16 bytes are no dimension for it. There it sees the channels that begin
+// on 16 bytes, which are every raw_classes-th, and all up to the next one as one long row.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
+  const bool rows = p.copy == kCopyRows;
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
-                              size(p.in_d), size(p.in_channels),
+  const cuuint64_t run = size(p.raw_classes) * size(p.in_d) * size(p.in_h) * size(p.in_w);
+  const cuuint64_t sizes[] = {rows ? run : size(p.in_w), size(rows ? 1 : p.in_h),
+                              size(rows ? 1 : p.in_d), size(p.in_channels / p.raw_classes),
                               size(p.batch) * size(p.conv_groups)};
   cuuint64_t strides[4];
   cuuint64_t bytes = kBytes;
   for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
   // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
-  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.flat ? 1 : p.in_step_y), 1, 1, 1};
+  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(rows ? 1 : p.in_step_y), 1, 1, 1};
+  const cuuint32_t channels = p.raw_blocks * Operand::kBlockChannels / p.raw_classes;
   const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
-                            static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
-                            static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
+                            static_cast<cuuint32_t>(rows ? 1 : p.raw_h) * steps[1], 1, channels,
                             static_cast<cuuint32_t>(p.tile_o)};
   const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                    : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
@@ -56,7 +60,7 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
-  if (p.copy == kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
+  if (p.copy >= kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
     return error;
   kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   return cudaGetLastError();

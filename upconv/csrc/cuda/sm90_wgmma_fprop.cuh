@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::give_registers<120>();
     if (threadIdx.x >= kLoaders) {
       if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
-    } else if (p.copy == kCopyBoxes) {
+    } else if (p.copy >= kCopyBoxes) {
       load_boxes<Operand>(p, shared);
     } else {
       gather_tiles<Operand>(p, shared);

@@ -1,0 +1,369 @@
+// Hopper kernel: the input as TMA boxes: who starts them, and the loaders that turn them into
+// tiles.
+#pragma once
+
+#include "sm90_layout.cuh"
+
+namespace upconv {
+
+// --- Boxes -----------------------------------------------------------------------------------
+
+// TMA wants rows and channels that begin on 16 bytes, and boxes too: else the copy is an illegal
+// instruction. A box therefore begins up to 15 bytes early, and the loaders skip its phase.
+//
+// Where rows do not begin on 16 bytes (1026 floats), every row of the tile is a box of its own, cut
+// out of the input as one long run of numbers (kCopyRows). Where not even channels do, every
+// raw_classes-th does, and the channels between have boxes of their own: [row][channel %
+// raw_classes], each with a phase of its own. What lies beside a row in its box is then another row
+// and no zeros: the loaders write those. Rows outside the image are boxes outside the tensor.
+
+// First column of a unit's tile in its row, or in the whole image where this is one row.
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
+                                          const int* visit) {
+  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + visit[kVisitPlane + 2];
+}
+// First row, and depth.
+__device__ __forceinline__ int box_row(const Sm90Params& p, const Unit& where, const int* visit) {
+  return p.flat ? 0 : where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+}
+__device__ __forceinline__ int box_depth(const Sm90Params& p, const Unit& where, const int* visit) {
+  return where.z * p.in_step_z + visit[kVisitPlane];
+}
+
+// The input of all units, a few channel blocks of a tile at a time, margins included. What lies
+// outside the image or the group arrives as zeros.
+struct BoxFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const CUtensorMap& map;
+  const int block_channels;
+  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
+  int unit, block = 0, chunk = 0;
+  uint32_t parity = 1;
+  const int* visit = nullptr;
+  int planes = 0;  // of the unit that are still to come, with this one
+  int x = 0, y = 0, z = 0, image = 0;
+
+  __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map, int block_channels)
+      : p(p),
+        shared(shared),
+        map(map),
+        block_channels(block_channels),
+        units(ptx::pinned(p.copy >= kCopyBoxes ? unit_count(p) : 0)),
+        blocks(ptx::pinned(p.slices * p.slice_blocks)),
+        chunks(ptx::pinned(p.raw_chunks)),
+        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
+        chunk_bytes(ptx::pinned(p.raw_bytes)),
+        unit(blockIdx.x) {
+    begin_unit();
+  }
+  __device__ __forceinline__ bool live() const { return unit < units; }
+
+  // From `unit` on, the first one that reads anything.
+  __device__ __forceinline__ void begin_unit() {
+    for (; live(); unit += gridDim.x) {
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+      if (planes) break;
+    }
+    if (live()) begin_plane();
+  }
+
+  __device__ __forceinline__ void begin_plane() {
+    const Unit where(p, unit);
+    x = box_column(p, where, visit);
+    y = box_row(p, where, visit);
+    z = box_depth(p, where, visit);
+    image = where.o * p.conv_groups + where.conv_group;
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    const uint32_t full = shared.raw_full + 8 * chunk, to = shared.raw + chunk * chunk_bytes;
+    ptx::barrier_arrive_expect(full, bytes);
+    if (p.copy == kCopyRows) {
+      start_rows(to, full);
+    } else {
+      ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
+    }
+    if (++chunk == chunks) chunk = 0, parity ^= 1;
+    block += p.raw_blocks;
+    if (block < blocks) return;
+    block = 0;
+    if (--planes) {
+      visit += kVisitWords;
+      begin_plane();
+    } else {
+      unit += gridDim.x;
+      begin_unit();
+    }
+  }
+
+  // A box for each row of the tile and each class of channels.
+  __device__ __forceinline__ void start_rows(uint32_t to, uint32_t full) const {
+    const int channel = block * (block_channels / p.raw_classes);
+    const int size = p.in_d * p.in_h * p.in_w, jump = p.in_step_y * p.in_w;
+    const bool deep = static_cast<unsigned>(z) < p.in_d;
+    int first = (z * p.in_h + y) * p.in_w + x;
+    for (int row = 0; row < p.raw_h; ++row, first += jump) {
+      const bool inside = deep && static_cast<unsigned>(y + row * p.in_step_y) < p.in_h;
+      int at = first;
+      for (int of_class = 0; of_class < p.raw_classes; ++of_class, at += size) {
+        ptx::box_copy(to, map, at & -block_channels, 0, 0, inside ? channel : p.in_channels, image,
+                      full);
+        to += p.raw_stride;
+      }
+    }
+  }
+};
+
+// --- Box loaders -----------------------------------------------------------------------------
+
+// Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
+// reads of every in_step_x-th column. kApart: two pixels of 16 bits do not lie together in 4 bytes,
+// because columns have a step or rows an odd length.
+template <typename Operand, bool kApart>
+struct BoxLoader {
+  using Element = typename Operand::Element;
+  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kWide = kE / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
+  const Sm90Params& p;
+  const Shared& shared;
+  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const uint32_t box_block_step;            // from one channel block of the box to the next
+  const uint32_t tail_step;                 // from the head of a split number to its tail
+  const int raw_blocks;
+  // Every thread has as many places; those past the tile are read anywhere and not written, those
+  // that pad it to 4 pixels are written and never used. Packed: 20 bits of bytes into the box, 3
+  // bits of its row's phase, 8 bits of columns from the tile's first.
+  uint32_t packed[kMost];
+
+  __device__ __forceinline__ static int places(const Sm90Params& p) {
+    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
+  }
+
+  __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
+      : p(p),
+        shared(shared),
+        channel_step(
+            ptx::pinned<uint32_t>(p.raw_w * sizeof(Element) * (p.copy == kCopyRows ? 1 : p.raw_h))),
+        block_step(ptx::pinned(p.block_pitch * 16)),
+        box_block_step(ptx::pinned(channel_step * (kE / p.raw_classes))),
+        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
+        raw_blocks(ptx::pinned(p.raw_blocks)) {
+    const bool rows = p.copy == kCopyRows;
+    const int row_step = rows ? p.raw_classes * p.raw_stride : p.raw_w * sizeof(Element);
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int pixel = (i * kLoaders + threadIdx.x) * kWide;
+      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int image = pixel / p.pitch / p.rows % p.tile_o;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;
+      const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
+      const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
+      const int at = image * raw_blocks * box_block_step + box_row * row_step +
+                     box_column * static_cast<int>(sizeof(Element));
+      const int phase = rows ? box_row * p.in_step_y * p.in_w & (kE - 1) : 0;
+      packed[i] = lane < p.tile_lanes ? at | phase << 20 | (p.flat ? 0 : box_column) << 23 : 0;
+    }
+  }
+
+  // Where each channel of a block lies for each place. `first`: where the first column of the
+  // tile's first row lies in the run of numbers that a box is cut from.
+  template <int kPlaces>
+  __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kE], int first) const {
+    const int size = p.in_d * p.in_h * p.in_w, classes = p.raw_classes;
+#pragma unroll
+    for (int c = 0; c < kE; ++c) {
+      const int of_class = c & (classes - 1), begin = first + of_class * size;
+      const uint32_t channel = of_class * p.raw_stride + c / classes * channel_step;
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) {
+        const uint32_t phase = begin + (packed[i] >> 20) & (kE - 1);
+        source[i][c] = (packed[i] & 0xfffff) + channel + phase * sizeof(Element);
+      }
+    }
+  }
+
+  // The pixels of this thread, as bits, that lie beside the rows of the image.
+  template <int kPlaces>
+  __device__ __forceinline__ uint32_t pixels_outside(int column, bool last) const {
+    uint32_t outside = 0;
+#pragma unroll
+    for (int i = 0; i < kPlaces * kWide; ++i) {
+      const int at = column + (packed[i / kWide] >> 23) + i % kWide * p.in_step_x;
+      const bool on = i / kWide + 1 < kPlaces || last;
+      outside |= static_cast<uint32_t>(on && static_cast<unsigned>(at) >= p.in_w) << i;
+    }
+    return outside;
+  }
+
+  // Overwrites them with zeros, after what their boxes had there.
+  __device__ __forceinline__ void wipe(uint32_t outside, uint32_t target) const {
+    for (; outside; outside &= outside - 1) {
+      const int i = 31 - __clz(outside & -outside);
+      uint32_t to = target + ((i / kWide * kLoaders + threadIdx.x) * kWide + i % kWide) * 16;
+      for (int block = raw_blocks; block > 0; --block, to += block_step) {
+        ptx::store_shared(to, make_uint4(0, 0, 0, 0));
+        if constexpr (Operand::kSplit) ptx::store_shared(to + tail_step, make_uint4(0, 0, 0, 0));
+      }
+    }
+  }
+
+  // One pixel, or two of 16 bits, of every channel at one place of the box.
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box,
+                                       const uint32_t (&source)[kE]) const {
+#pragma unroll
+    for (int c = 0; c < kE; ++c) {
+      const uint32_t from = box + source[c];
+      if constexpr (kApart) {
+        unsigned short low, high;
+        ptx::load_shared(low, from);
+        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        v[c] = low | static_cast<uint32_t>(high) << 16;
+      } else {
+        ptx::load_shared(v[c], from);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
+                                        bool on) const {
+    const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
+    if constexpr (kE == 4) {
+      ptx::store_shared_if(on, target,
+                           make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
+                                      Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
+      }
+    } else {
+      // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
+      const uint32_t odd = threadIdx.x / 4 % 2;
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
+        ptx::store_shared_if(
+            on, target + (k ^ odd) * 16,
+            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+      }
+    }
+  }
+
+  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
+  // many reads as registers allow are on their way together.
+  template <int kBlocks, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kE],
+                                        uint32_t target, bool last) const {
+    constexpr int kRoom = (kApart ? 16 : 32) / kE / kBlocks;
+    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
+#pragma unroll
+    for (int first = 0; first < kPlaces; first += kTogether) {
+      uint32_t v[kBlocks][kTogether][kE];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          read(v[b][i - first], box + b * box_block_step, source[i]);
+        }
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
+        }
+    }
+  }
+
+  // All channel blocks of a box, several at a time where a thread has few places.
+  template <int kPlaces>
+  __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kE],
+                                            uint32_t target, bool last) const {
+    constexpr int kBlocks = kApart || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
+    int left = raw_blocks;
+    for (; left >= kBlocks; left -= kBlocks) {
+      place<kBlocks, kPlaces>(box, source, target, last);
+      box += kBlocks * box_block_step;
+      target += kBlocks * block_step;
+    }
+    for (; kBlocks > 1 && left > 0; --left) {
+      place<1, kPlaces>(box, source, target, last);
+      box += box_block_step;
+      target += block_step;
+    }
+  }
+
+  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
+  // place cost more than its reads.
+  template <int kPlaces>
+  __device__ __forceinline__ void run() const {
+    int chunk = 0, slot = 0;
+    uint32_t chunk_parity = 0, slot_parity = 1;
+    const bool speaker = threadIdx.x % 32 == 0;
+    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
+    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
+    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
+    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
+    uint32_t source[kPlaces][kE], outside = 0;
+    find_sources(source, 0);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      const Unit where(p, unit);
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+        const int column = box_column(p, where, visit);
+        uint32_t phase = (column & (kE - 1)) * sizeof(Element);
+        if (p.copy == kCopyRows) {
+          const int row = box_depth(p, where, visit) * p.in_h + box_row(p, where, visit);
+          find_sources(source, row * p.in_w + column);
+          if (!p.flat) outside = pixels_outside<kPlaces>(column, last);
+          phase = 0;
+        }
+        for (int slices = p.slices; slices > 0; --slices) {
+          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+          uint32_t target = shared.slots + slot * slot_bytes(p);
+          for (int box = boxes; box > 0; --box) {
+            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+            place_box(shared.raw + chunk * chunk_bytes + phase, source, target, last);
+            if (outside) wipe(outside, target);
+            target += raw_blocks * block_step;
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+          }
+          ptx::fence_async_proxy();
+          __syncwarp();
+          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+          if (++slot == slots) slot = 0, slot_parity ^= 1;
+        }
+      }
+    }
+  }
+};
+
+template <typename Loader, int kPlaces = 1>
+__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
+  if (Loader::places(p) == kPlaces) {
+    loader.template run<kPlaces>();
+  } else if constexpr (kPlaces < Loader::kMost) {
+    run_loader<Loader, kPlaces + 1>(p, loader);
+  }
+}
+
+template <typename Operand>
+__device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    const bool apart = p.in_step_x > 1 || (p.copy == kCopyRows && p.in_w % 2);
+    if (apart) return run_loader(p, BoxLoader<Operand, true>(p, shared));
+  }
+  run_loader(p, BoxLoader<Operand, false>(p, shared));
+}
+
+}  // namespace upconv
