@@ -53,7 +53,7 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
     rings = (row.get("rings", 1), row.get("resident", False))
     blocks, chunks = row.get("boxes", (1, 0))
-    depth = (slices, row.get("turn", 1), *rings, Box(0, 0, blocks, 0, chunks, 1, 0))
+    depth = (slices, row.get("turn", 1), *rings, Box(0, 0, blocks, 0, chunks))
     work = unit_work(shape, load, job_list[0], form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 

@@ -5,10 +5,10 @@ row after row, `pitch` pixels from one row to the next, so that the N pixels of 
 row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
 (height), the margin of one row (image) is the margin of the next as well: both are zeros.
 
-TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every row is a box of
-its own, or the whole image is one, as one long row ("flat"), where no tap reaches another pixel.
-Where channels do not begin on 16 bytes either, every 2nd, 4th or 8th does: the channels between
-make as many classes, with boxes of their own.
+TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every 2nd, 4th or 8th
+row does, and the rows of each residue are a box of their own; or the whole image is one long row
+("flat"), where no tap reaches another pixel. Channels that do not begin on 16 bytes are divided in
+the same way, into classes.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from .sm90_task import Shape, Task
 
 GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
 """Table of offsets and raw ring of the loaders, where they copy without TMA."""
-BOX_BYTES = 32 * 1024
-"""Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
-BOX_GOOD = 8 * 1024
-"""Boxes of small tiles take several channel blocks, up to this size: each costs a barrier."""
+BOX_RINGS = ((8 * 1024, 32 * 1024), (16 * 1024, 48 * 1024))
+"""Bytes of boxes up to which they take several channel blocks, since each costs a barrier, and of
+all in the raw ring, which must be under way to keep the memory busy. The second where a tile has
+several boxes, each of which costs BOX_CYCLES."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
 BOX_STEP_MOST = 8
 """Greatest step of a box along its rows."""
 MAX_CHUNKS = 16
 COPY_BOXES, COPY_ROWS = 3, 4
-"""`copy` for TMA boxes: of whole tiles, and of single rows."""
+"""`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
+FLAT_SHIFT = 30
+"""`raw_shift` where all rows of an image are one group."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
 
@@ -55,21 +57,31 @@ class Area:
 
 
 class Box(NamedTuple):
-    """TMA boxes of one tile, as the kernel's parameters name them."""
+    """The TMA boxes of some channel blocks of a tile, as the kernel's parameters name it all."""
 
     raw_w: int
-    """Columns."""
     raw_h: int
-    """Rows: of one box, or as many boxes."""
+    """Columns and rows that all of them together have."""
     raw_blocks: int
-    """Channel blocks."""
     raw_bytes: int
-    """Of so many channel blocks of a tile, with what fills boxes up to 128 bytes."""
+    """Channel blocks, and bytes with what fills boxes up to 128."""
     raw_chunks: int
-    """How many such the raw ring holds."""
-    raw_classes: int
-    raw_stride: int
+    """How often that fits into the raw ring."""
+    raw_rows: int = 0
+    """Of one box."""
+    raw_residues: int = 1
+    raw_classes: int = 1
+    """A box has every so many-th row and channel."""
+    raw_shift: int = 0
+    raw_step: int = 1
+    """It takes every so many-th group of `1 << raw_shift` rows, which begins on 16 bytes."""
+    raw_stride: int = 0
     """Bytes from one box to the next."""
+
+    @property
+    def boxes(self) -> int:
+        """TMA boxes of some channel blocks of a tile."""
+        return min(self.raw_residues, self.raw_h) * self.raw_classes
 
 
 def up(value: int, multiple: int) -> int:
@@ -103,10 +115,23 @@ def box_of(shape: Shape, area: Area) -> tuple[int, int]:
     return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
+def row_groups(shape: Shape, area: Area) -> tuple[int, int, int]:
+    """Rows that begin on 16 bytes together, boxes that take the rows of a tile in turn, and the
+    step of each in such groups."""
+    step = shape.steps[1]
+    if area.flat:
+        return 1 << FLAT_SHIFT, 1, 1
+    if area.copy == COPY_BOXES:
+        return 1, 1, step
+    group = 16 // gcd(16, shape.task.in_size[2] * shape.task.element_bytes)
+    return group, group // gcd(group, step), step // gcd(group, step)
+
+
 def boxes_fit(shape: Shape, area: Area) -> bool:
     columns, rows = box_of(shape, area)
-    spanned = rows * shape.steps[1] if area.copy == COPY_BOXES else 1
-    return max(columns, spanned, area.images) <= BOX_MOST
+    _, residues, step = row_groups(shape, area)
+    spanned = -(-rows // residues) * step
+    return max(columns, rows, spanned, area.images) <= BOX_MOST and step <= BOX_STEP_MOST
 
 
 def channel_classes(task: Task) -> int:
@@ -115,7 +140,7 @@ def channel_classes(task: Task) -> int:
 
 
 def rows_boxed(task: Task) -> bool:
-    """Can TMA take single rows, whatever they begin on?"""
+    """Can TMA take rows that do not begin on 16 bytes?"""
     classes = channel_classes(task)
     addressed = classes * prod(task.in_size) < 2**30
     return not task.channels_last and task.in_channels % classes == 0 and addressed
@@ -162,20 +187,13 @@ def widths(shape: Shape, n: int, vector: int, start: int) -> list[int]:
 
 def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     """The tile areas that fit N pixels, each with the best way to copy it."""
-    boxed = False
-    for area in areas_flat(shape, n, vector):
-        if boxes_fit(shape, area):
-            boxed = True
-            yield area
+    fitting = [area for area in areas_flat(shape, n, vector) if boxes_fit(shape, area)]
     for copy, start in copy_modes(shape):
-        for area in areas_copied(shape, n, vector, copy, start):
-            if copy >= COPY_BOXES:
-                if not boxes_fit(shape, area):
-                    continue
-                boxed = True
-            elif boxed:
-                continue
-            yield area
+        if fitting:
+            break
+        found = areas_copied(shape, n, vector, copy, start)
+        fitting = [area for area in found if copy < COPY_BOXES or boxes_fit(shape, area)]
+    yield from fitting
 
 
 def margins(shape: Shape) -> bool:
@@ -240,17 +258,27 @@ def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> It
             yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
 
 
-def raw_ring(shape: Shape, area: Area, slice_blocks: int) -> tuple[Box, int]:
+def raw_rings(shape: Shape, area: Area, slice_blocks: int) -> Iterator[tuple[Box, int]]:
     """The TMA boxes of a tiling, and the bytes of the raw ring."""
     if area.copy < COPY_BOXES:
-        return Box(0, 0, 0, 0, 0, 1, 0), GATHER_BYTES
+        yield Box(0, 0, 0, 0, 0), GATHER_BYTES
+        return
     columns, rows = box_of(shape, area)
-    row_boxes, classes = 1, 1
-    if area.copy == COPY_ROWS:
-        row_boxes, classes = rows, channel_classes(shape.task)
-    block = columns * rows * area.images * 16
-    blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= BOX_GOOD))
-    stride = up(blocks * block // row_boxes // classes, 128)
-    size = stride * row_boxes * classes
-    count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
-    return Box(columns, rows, blocks, size, count, classes, stride), size * count
+    group, residues, step = row_groups(shape, area)
+    classes = channel_classes(shape.task) if area.copy == COPY_ROWS else 1
+    box_rows = -(-rows // residues)
+    count = min(residues, rows) * classes
+    block = columns * box_rows * area.images * 16 // classes  # of one box
+    known = set()
+    for good, ring in BOX_RINGS[: 2 if count > 1 else 1]:
+        fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+        blocks = max(fits, default=1)
+        stride = up(blocks * block, 128)
+        size = stride * count
+        chunks = min(max(ring // size, 2), MAX_CHUNKS)
+        if blocks in known:
+            continue
+        known.add(blocks)
+        shift = group.bit_length() - 1
+        every = box_rows, residues, classes, shift, step, stride
+        yield Box(columns, rows, blocks, size, chunks, *every), size * chunks

@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from .problem import Hardware
-from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, raw_ring, up
+from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, raw_rings, up
 from .sm90_cost import (
+    BOX_CYCLES,
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTORS,
     LINE_STAGED,
     LINE_VECTOR,
     PACK_MICROSECONDS,
-    ROW_BOX,
     START_CYCLES,
     STEPPED_GATHER,
     UnitWork,
@@ -190,7 +191,7 @@ class Tiling:
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
         if shape.task.split:
             kind = "halve the columns of a tile"
-        copies = {COPY_BOXES: "TMA boxes", COPY_ROWS: "TMA boxes of single rows"}
+        copies = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
         several = f"{planes} planes, each " if planes > 1 else ""
         return (
             f"tile {area.images} x {area.height} x {area.width} lattice points, "
@@ -295,8 +296,8 @@ def tilings(
             if not addressable(shape.task, area):
                 continue
             for slice_blocks in depths:
-                ring = raw_ring(shape, area, slice_blocks)
-                for alternate in orders:
+                rings = list(raw_rings(shape, area, slice_blocks))
+                for alternate, ring in product(orders, rings):
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
                         loads[key] = Load.of(job_list, alternate, slice_blocks, split)
@@ -447,7 +448,6 @@ def unit_work(
     if area.copy < COPY_BOXES:
         gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
-    row_boxes = chunks * box.raw_h * box.raw_classes if area.copy == COPY_ROWS else 0.0
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
@@ -461,7 +461,7 @@ def unit_work(
         bare_segments=segments if rings == 2 else 0.0,
         kept=unit_slices if resident else 0.0,
         lines=lines,
-        row_boxes=row_boxes * ROW_BOX,
+        fed=chunks * box.boxes * BOX_CYCLES if area.copy == COPY_ROWS else 0.0,
         split=task.split,
     )
 

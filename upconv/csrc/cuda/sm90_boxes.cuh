@@ -11,20 +11,19 @@ namespace upconv {
 // TMA wants rows and channels that begin on 16 bytes, and boxes too: else the copy is an illegal
 // instruction. A box therefore begins up to 15 bytes early, and the loaders skip its phase.
 //
-// Where rows do not begin on 16 bytes (1026 floats), every row of the tile is a box of its own, cut
-// out of the input as one long run of numbers (kCopyRows). Where not even channels do, every
-// raw_classes-th does, and the channels between have boxes of their own: [row][channel %
-// raw_classes], each with a phase of its own. What lies beside a row in its box is then another row
-// and no zeros: the loaders write those. Rows outside the image are boxes outside the tensor.
+// Where rows do not begin on 16 bytes (1026 floats), every 2nd, 4th or 8th row does, and if need be
+// every so many-th channel. The tile then comes in several boxes (kCopyRows), [row % raw_residues]
+// [channel % raw_classes], each with a phase of its own. What lies beside a row in its box is
+// another row and no zeros, and so is a row outside the image: the loaders write the zeros.
 
-// First column of a unit's tile in its row, or in the whole image where this is one row.
+// First column of a unit's tile.
 __device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
                                           const int* visit) {
-  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + visit[kVisitPlane + 2];
+  return where.x * p.in_step_x + visit[kVisitPlane + 2];
 }
 // First row, and depth.
 __device__ __forceinline__ int box_row(const Sm90Params& p, const Unit& where, const int* visit) {
-  return p.flat ? 0 : where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+  return where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
 }
 __device__ __forceinline__ int box_depth(const Sm90Params& p, const Unit& where, const int* visit) {
   return where.z * p.in_step_z + visit[kVisitPlane];
@@ -38,6 +37,7 @@ struct BoxFeed {
   const CUtensorMap& map;
   const int block_channels;
   const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
+  const int class_channels;                             // of a block, in each of its boxes
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -53,8 +53,10 @@ struct BoxFeed {
         units(ptx::pinned(p.copy >= kCopyBoxes ? unit_count(p) : 0)),
         blocks(ptx::pinned(p.slices * p.slice_blocks)),
         chunks(ptx::pinned(p.raw_chunks)),
-        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
+        bytes(ptx::pinned(p.raw_w * p.raw_rows * min(p.raw_residues, p.raw_h) * p.tile_o *
+                          p.raw_blocks * 16)),
         chunk_bytes(ptx::pinned(p.raw_bytes)),
+        class_channels(ptx::pinned(block_channels / p.raw_classes)),
         unit(blockIdx.x) {
     begin_unit();
   }
@@ -101,18 +103,19 @@ struct BoxFeed {
     }
   }
 
-  // A box for each row of the tile and each class of channels.
+  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on. A
+  // depth outside the image is a box outside the tensor.
   __device__ __forceinline__ void start_rows(uint32_t to, uint32_t full) const {
-    const int channel = block * (block_channels / p.raw_classes);
-    const int size = p.in_d * p.in_h * p.in_w, jump = p.in_step_y * p.in_w;
-    const bool deep = static_cast<unsigned>(z) < p.in_d;
-    int first = (z * p.in_h + y) * p.in_w + x;
-    for (int row = 0; row < p.raw_h; ++row, first += jump) {
-      const bool inside = deep && static_cast<unsigned>(y + row * p.in_step_y) < p.in_h;
-      int at = first;
-      for (int of_class = 0; of_class < p.raw_classes; ++of_class, at += size) {
-        ptx::box_copy(to, map, at & -block_channels, 0, 0, inside ? channel : p.in_channels, image,
-                      full);
+    const bool inside = static_cast<unsigned>(z) < p.in_d;
+    const int channel = inside ? block * class_channels : p.in_channels;
+    const int boxes = min(p.raw_residues, p.raw_h), class_rows = p.in_d * p.in_h;
+    int first = z * p.in_h + y;
+    for (int residue = 0; residue < boxes; ++residue, first += p.in_step_y) {
+      int row = first;
+      for (int of_class = 0; of_class < p.raw_classes; ++of_class, row += class_rows) {
+        const int group = row >> p.raw_shift;
+        const int at = (row - (group << p.raw_shift)) * p.in_w + x;
+        ptx::box_copy(to, map, at & -block_channels, group, 0, channel, image, full);
         to += p.raw_stride;
       }
     }
@@ -138,25 +141,22 @@ struct BoxLoader {
   const uint32_t tail_step;                 // from the head of a split number to its tail
   const int raw_blocks;
   // Every thread has as many places; those past the tile are read anywhere and not written, those
-  // that pad it to 4 pixels are written and never used. Packed: 20 bits of bytes into the box, 3
-  // bits of its row's phase, 8 bits of columns from the tile's first.
-  uint32_t packed[kMost];
+  // that pad it to 4 pixels are written and never used. Column, row and image in the boxes, a byte
+  // each.
+  uint32_t places[kMost];
 
-  __device__ __forceinline__ static int places(const Sm90Params& p) {
+  __device__ __forceinline__ static int count_places(const Sm90Params& p) {
     return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
   }
 
   __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
       : p(p),
         shared(shared),
-        channel_step(
-            ptx::pinned<uint32_t>(p.raw_w * sizeof(Element) * (p.copy == kCopyRows ? 1 : p.raw_h))),
+        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_rows * sizeof(Element))),
         block_step(ptx::pinned(p.block_pitch * 16)),
         box_block_step(ptx::pinned(channel_step * (kE / p.raw_classes))),
         tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
         raw_blocks(ptx::pinned(p.raw_blocks)) {
-    const bool rows = p.copy == kCopyRows;
-    const int row_step = rows ? p.raw_classes * p.raw_stride : p.raw_w * sizeof(Element);
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
@@ -165,44 +165,54 @@ struct BoxLoader {
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
       const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
       const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
-      const int at = image * raw_blocks * box_block_step + box_row * row_step +
-                     box_column * static_cast<int>(sizeof(Element));
-      const int phase = rows ? box_row * p.in_step_y * p.in_w & (kE - 1) : 0;
-      packed[i] = lane < p.tile_lanes ? at | phase << 20 | (p.flat ? 0 : box_column) << 23 : 0;
+      places[i] = lane < p.tile_lanes ? image << 16 | box_row << 8 | box_column : 0;
     }
   }
 
   // Where each channel of a block lies for each place. `first`: where the first column of the
-  // tile's first row lies in the run of numbers that a box is cut from.
+  // tile's first row lies in the run of all numbers, modulo 16 bytes.
   template <int kPlaces>
   __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kE], int first) const {
-    const int size = p.in_d * p.in_h * p.in_w, classes = p.raw_classes;
+    const int size = p.in_d * p.in_h * p.in_w, class_shift = 31 - __clz(p.raw_classes);
+    const int row_size = p.copy == kCopyRows ? p.in_step_y * p.in_w : 0;
+    const int residue_shift = 31 - __clz(p.raw_residues);
+    uint32_t base[kPlaces], begin[kPlaces];
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      const uint32_t column = places[i] & 255, row = places[i] >> 8 & 255, image = places[i] >> 16;
+      const uint32_t residue = row & (p.raw_residues - 1), box_row = row >> residue_shift;
+      base[i] = residue * p.raw_classes * p.raw_stride + image * raw_blocks * box_block_step +
+                (box_row * p.raw_w + column) * sizeof(Element);
+      begin[i] = first + row * row_size;
+    }
 #pragma unroll
     for (int c = 0; c < kE; ++c) {
-      const int of_class = c & (classes - 1), begin = first + of_class * size;
-      const uint32_t channel = of_class * p.raw_stride + c / classes * channel_step;
+      const uint32_t of_class = c & (p.raw_classes - 1);
+      const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
 #pragma unroll
       for (int i = 0; i < kPlaces; ++i) {
-        const uint32_t phase = begin + (packed[i] >> 20) & (kE - 1);
-        source[i][c] = (packed[i] & 0xfffff) + channel + phase * sizeof(Element);
+        const uint32_t phase = begin[i] + of_class * size & (kE - 1);
+        source[i][c] = base[i] + channel + phase * sizeof(Element);
       }
     }
   }
 
-  // The pixels of this thread, as bits, that lie beside the rows of the image.
+  // The pixels of this thread, as bits, that lie outside the image, whose first ones are at `x, y`.
   template <int kPlaces>
-  __device__ __forceinline__ uint32_t pixels_outside(int column, bool last) const {
+  __device__ __forceinline__ uint32_t pixels_outside(int x, int y, bool last) const {
     uint32_t outside = 0;
 #pragma unroll
     for (int i = 0; i < kPlaces * kWide; ++i) {
-      const int at = column + (packed[i / kWide] >> 23) + i % kWide * p.in_step_x;
+      const uint32_t place = places[i / kWide];
+      const unsigned column = x + (place & 255) + i % kWide * p.in_step_x;
+      const unsigned row = y + (place >> 8 & 255) * p.in_step_y;
       const bool on = i / kWide + 1 < kPlaces || last;
-      outside |= static_cast<uint32_t>(on && static_cast<unsigned>(at) >= p.in_w) << i;
+      outside |= static_cast<uint32_t>(on && (column >= p.in_w || row >= p.in_h)) << i;
     }
     return outside;
   }
 
-  // Overwrites them with zeros, after what their boxes had there.
+  // Overwrites them with zeros: their boxes had other pixels there.
   __device__ __forceinline__ void wipe(uint32_t outside, uint32_t target) const {
     for (; outside; outside &= outside - 1) {
       const int i = 31 - __clz(outside & -outside);
@@ -312,26 +322,29 @@ struct BoxLoader {
     const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
     const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
     uint32_t source[kPlaces][kE], outside = 0;
-    find_sources(source, 0);
+    int known = -1;  // the `first` of the sources
+    const bool rows = p.copy == kCopyRows;
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
       const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       const int* visit = shared.visits + job.visit * kVisitWords;
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
-        const int column = box_column(p, where, visit);
-        uint32_t phase = (column & (kE - 1)) * sizeof(Element);
-        if (p.copy == kCopyRows) {
-          const int row = box_depth(p, where, visit) * p.in_h + box_row(p, where, visit);
-          find_sources(source, row * p.in_w + column);
-          if (!p.flat) outside = pixels_outside<kPlaces>(column, last);
-          phase = 0;
+        const int x = box_column(p, where, visit);
+        uint32_t late = (x & (kE - 1)) * sizeof(Element);
+        int first = 0;
+        if (rows) {
+          const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
+          first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
+          late = 0;
+          if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
         }
+        if (first != known) find_sources(source, known = first);
         for (int slices = p.slices; slices > 0; --slices) {
           ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
           uint32_t target = shared.slots + slot * slot_bytes(p);
           for (int box = boxes; box > 0; --box) {
             ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * chunk_bytes + phase, source, target, last);
+            place_box(shared.raw + chunk * chunk_bytes + late, source, target, last);
             if (outside) wipe(outside, target);
             target += raw_blocks * block_step;
             __syncwarp();
@@ -350,7 +363,7 @@ struct BoxLoader {
 
 template <typename Loader, int kPlaces = 1>
 __device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
-  if (Loader::places(p) == kPlaces) {
+  if (Loader::count_places(p) == kPlaces) {
     loader.template run<kPlaces>();
   } else if constexpr (kPlaces < Loader::kMost) {
     run_loader<Loader, kPlaces + 1>(p, loader);

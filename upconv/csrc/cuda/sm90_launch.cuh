@@ -20,28 +20,30 @@ namespace upconv {
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
 // zeros and not the next one's, whose NaN would survive zero weights.
-// Rows that do not begin on 16 bytes are no dimension for it. There it sees the channels that begin
-// on 16 bytes, which are every raw_classes-th, and all up to the next one as one long row.
+// Where rows do not begin on 16 bytes: a few rows as one, which do together, then how many such lie
+// in as many channels as begin on 16 bytes together, and so many channels as one.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
-  const bool rows = p.copy == kCopyRows;
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t run = size(p.raw_classes) * size(p.in_d) * size(p.in_h) * size(p.in_w);
-  const cuuint64_t sizes[] = {rows ? run : size(p.in_w), size(rows ? 1 : p.in_h),
-                              size(rows ? 1 : p.in_d), size(p.in_channels / p.raw_classes),
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const bool grouped = p.copy == kCopyRows;
+  const cuuint64_t rows = size(p.raw_classes) * size(p.in_d) * size(p.in_h);
+  const cuuint64_t together = p.flat ? rows : size(1) << p.raw_shift;
+  const cuuint64_t sizes[] = {size(p.in_w) * (grouped ? together : 1),
+                              grouped ? rows / together : size(p.in_h), size(grouped ? 1 : p.in_d),
+                              size(p.in_channels / p.raw_classes),
                               size(p.batch) * size(p.conv_groups)};
   cuuint64_t strides[4];
   cuuint64_t bytes = kBytes;
   for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
   // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
-  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(rows ? 1 : p.in_step_y), 1, 1, 1};
-  const cuuint32_t channels = p.raw_blocks * Operand::kBlockChannels / p.raw_classes;
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
-                            static_cast<cuuint32_t>(rows ? 1 : p.raw_h) * steps[1], 1, channels,
-                            static_cast<cuuint32_t>(p.tile_o)};
+  const cuuint32_t steps[] = {1, part(p.raw_step), 1, 1, 1};
+  const cuuint32_t box[] = {part(p.raw_w), part(p.raw_rows * p.raw_step), 1,
+                            part(p.raw_blocks * Operand::kBlockChannels / p.raw_classes),
+                            part(p.tile_o)};
   const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                    : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                      : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;

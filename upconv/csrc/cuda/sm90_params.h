@@ -26,7 +26,7 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
   X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, */                 \
-                   /* 3 TMA boxes of whole tiles, 4 of single rows */                            \
+                   /* 3 TMA boxes of whole tiles, 4 of every few rows and channels */            \
   X(batch)                                                                                       \
   X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
   X(in_channels)                                                                                 \
@@ -68,7 +68,11 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(raw_blocks)                                                                                  \
   X(raw_bytes)                                                                                   \
   X(raw_chunks)                                                                                  \
-  X(raw_classes)  /* boxes of single rows: as many channels begin on 16 bytes together, */       \
+  X(raw_rows)     /* rows of one box: all, or every raw_residues-th, */                          \
+  X(raw_residues) /* which begin on the same place in 16 bytes */                                \
+  X(raw_classes)  /* channels of one box: all, or every raw_classes-th */                        \
+  X(raw_shift)    /* TMA sees rows in groups of 1 << raw_shift, */                               \
+  X(raw_step)     /* and a box takes every raw_step-th group */                                  \
   X(raw_stride)   /* bytes from one box to the next */                                           \
   X(flat)         /* 1: an image is one long row to them; no tap reaches another pixel */        \
   X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
