@@ -98,6 +98,38 @@ def test_rows_without_margins_are_loaded_as_one(
     check(problem, 132)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "width", "stride", "boxes"),
+    [
+        ("float32", 38, 1, (1, 2, 1)),  # 40 columns: every row begins on 16 bytes
+        ("float32", 40, 1, (2, 2, 2)),  # 42 floats: every second
+        ("bfloat16", 40, 1, (4, 4, 4)),
+        ("bfloat16", 39, 1, (8, 8, 8)),
+        ("bfloat16", 40, 2, (8, 8, 4)),  # 81 columns, and only every second row is read
+    ],
+)
+def test_rows_and_channels_that_begin_on_16_bytes_share_boxes(
+    dtype: str, width: int, stride: int, boxes: tuple[int, int, int]
+) -> None:
+    """The gradient of the input reads 31 or 59 rows of 2 more columns, or twice as many."""
+    problem = Problem.of(2, 64, 64, (29, width), 3, stride, dtype=dtype, tf32=True)
+    plan = emulator.Plan(candidate(problem, direction="grad_input").params)
+    classes, rows, residues = boxes
+    assert plan.copy == (sm90_area.COPY_BOXES if residues == 1 else sm90_area.COPY_ROWS)
+    assert plan.raw_residues == residues
+    if plan.copy == sm90_area.COPY_ROWS:
+        assert (plan.raw_classes, 1 << plan.raw_shift) == (classes, rows)
+    check(problem, 132, "grad_input")
+
+
+def test_channels_that_do_not_fill_their_classes_are_gathered() -> None:
+    """33 x 33 floats: every fourth channel begins on 16 bytes, and there are 10."""
+    problem = Problem.of(2, 10, 64, (33, 33), 3, tf32=True)
+    plan = emulator.Plan(candidate(problem).params)
+    assert plan.copy < sm90_area.COPY_BOXES
+    check(problem, 132)
+
+
 @pytest.mark.parametrize("direction", TASKS)
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(
@@ -283,10 +315,12 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
 
 def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
     for split in (False, True):
-        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 1
+        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 2
         work = sm90_cost.UnitWork(*range(1, 1 + stages), split=split)
         besides = work.constants["unit"]
         assert work.cycles == pytest.approx(sum(work.terms.values()) + besides)
+        assert replace(work, fed=1e9).cycles == 1e9
+        assert replace(work, fed=1e9).most == "the boxes"
 
 
 @pytest.mark.parametrize(

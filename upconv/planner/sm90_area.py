@@ -25,7 +25,7 @@ GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
 BOX_RINGS = ((8 * 1024, 32 * 1024), (16 * 1024, 48 * 1024))
 """Bytes of boxes up to which they take several channel blocks, since each costs a barrier, and of
 all in the raw ring, which must be under way to keep the memory busy. The second where a tile has
-several boxes, each of which costs BOX_CYCLES."""
+several boxes, each of which costs its start (BOX_CYCLES)."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
 BOX_STEP_MOST = 8

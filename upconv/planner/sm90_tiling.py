@@ -15,6 +15,7 @@ from .problem import Hardware
 from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, raw_rings, up
 from .sm90_cost import (
     BOX_CYCLES,
+    CHUNK_CYCLES,
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTORS,
@@ -461,7 +462,7 @@ def unit_work(
         bare_segments=segments if rings == 2 else 0.0,
         kept=unit_slices if resident else 0.0,
         lines=lines,
-        fed=chunks * box.boxes * BOX_CYCLES if area.copy == COPY_ROWS else 0.0,
+        fed=chunks * (CHUNK_CYCLES + box.boxes * BOX_CYCLES) if area.copy == COPY_ROWS else 0.0,
         split=task.split,
     )
 

@@ -38,6 +38,7 @@ struct BoxFeed {
   const int block_channels;
   const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
   const int class_channels;                             // of a block, in each of its boxes
+  int class_shift;
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -58,6 +59,7 @@ struct BoxFeed {
         chunk_bytes(ptx::pinned(p.raw_bytes)),
         class_channels(ptx::pinned(block_channels / p.raw_classes)),
         unit(blockIdx.x) {
+    class_shift = ptx::pinned(__popc(p.raw_classes - 1));
     begin_unit();
   }
   __device__ __forceinline__ bool live() const { return unit < units; }
@@ -82,12 +84,13 @@ struct BoxFeed {
   }
 
   __device__ __forceinline__ void try_next() {
-    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    if (!live() || !ptx::warp_barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk, to = shared.raw + chunk * chunk_bytes;
-    ptx::barrier_arrive_expect(full, bytes);
+    if (ptx::elected()) ptx::barrier_arrive_expect(full, bytes);
     if (p.copy == kCopyRows) {
+      __syncwarp();
       start_rows(to, full);
-    } else {
+    } else if (ptx::elected()) {
       ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
     }
     if (++chunk == chunks) chunk = 0, parity ^= 1;
@@ -103,22 +106,22 @@ struct BoxFeed {
     }
   }
 
-  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on. A
-  // depth outside the image is a box outside the tensor.
+  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on: a
+  // box for each thread. A depth outside the image is a box outside the tensor.
   __device__ __forceinline__ void start_rows(uint32_t to, uint32_t full) const {
     const bool inside = static_cast<unsigned>(z) < p.in_d;
     const int channel = inside ? block * class_channels : p.in_channels;
-    const int boxes = min(p.raw_residues, p.raw_h), class_rows = p.in_d * p.in_h;
-    int first = z * p.in_h + y;
-    for (int residue = 0; residue < boxes; ++residue, first += p.in_step_y) {
-      int row = first;
-      for (int of_class = 0; of_class < p.raw_classes; ++of_class, row += class_rows) {
-        const int group = row >> p.raw_shift;
-        const int at = (row - (group << p.raw_shift)) * p.in_w + x;
-        ptx::box_copy(to, map, at & -block_channels, group, 0, channel, image, full);
-        to += p.raw_stride;
-      }
+    const int boxes = min(p.raw_residues, p.raw_h) * p.raw_classes;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < boxes; i += 32) {
+      const int residue = i >> class_shift, of_class = i & (p.raw_classes - 1);
+      const int row = (of_class * p.in_d + z) * p.in_h + y + residue * p.in_step_y;
+      const int group = row >> p.raw_shift;
+      const int at = (row - (group << p.raw_shift)) * p.in_w + x;
+      ptx::box_copy(to + i * p.raw_stride, map, at & -block_channels, group, 0, channel, image,
+                    full);
     }
+    __syncwarp();
   }
 };
 
@@ -173,9 +176,9 @@ struct BoxLoader {
   // tile's first row lies in the run of all numbers, modulo 16 bytes.
   template <int kPlaces>
   __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kE], int first) const {
-    const int size = p.in_d * p.in_h * p.in_w, class_shift = 31 - __clz(p.raw_classes);
+    const int size = p.in_d * p.in_h * p.in_w, class_shift = __popc(p.raw_classes - 1);
     const int row_size = p.copy == kCopyRows ? p.in_step_y * p.in_w : 0;
-    const int residue_shift = 31 - __clz(p.raw_residues);
+    const int residue_shift = __popc(p.raw_residues - 1);
     uint32_t base[kPlaces], begin[kPlaces];
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
