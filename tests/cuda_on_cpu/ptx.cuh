@@ -55,10 +55,11 @@ inline bool passed(uint32_t at, uint32_t parity) {
   next_fiber();
   return (barriers.at(at).phase - 1) % 2 == parity;
 }
-// The threads of a warp test together and get one answer.
-inline bool barrier_test(uint32_t at, uint32_t parity) { return warp_agrees(passed(at, parity)); }
-inline bool warp_barrier_test(uint32_t at, uint32_t parity) { return barrier_test(at, parity); }
-inline bool elected() { return threadIdx.x % 32 == 0; }
+// The threads of a warp test together and get one answer; the feeder is a thread by itself.
+inline bool barrier_test(uint32_t at, uint32_t parity) {
+  const bool mine = passed(at, parity);
+  return threadIdx.x / 32 == 3 ? mine : warp_agrees(mine);
+}
 inline void barrier_wait(uint32_t at, uint32_t parity) {
   while (!passed(at, parity)) {
   }

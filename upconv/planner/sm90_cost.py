@@ -60,8 +60,8 @@ LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
 hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
 8.7 %; the width of a vector hardly counts, so the bytes do not."""
-BOX_CYCLES, CHUNK_CYCLES = 80.0, 200.0
-"""What the feeding warp needs to start a TMA box, and to find room for all boxes of some channel
+BOX_CYCLES, CHUNK_CYCLES = 110.0, 250.0
+"""What the feeding thread needs to start a TMA box, and to find room for all boxes of some channel
 blocks: where a tile comes in several boxes, a unit takes no less."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""

@@ -58,25 +58,6 @@ __device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) 
   return done != 0;
 }
 
-// The same for all threads of a warp, with one answer.
-__device__ __forceinline__ bool warp_barrier_test(uint32_t barrier, uint32_t parity) {
-  return __all_sync(0xffffffff, barrier_test(barrier, parity));
-}
-
-// One thread of the warp, which all of it must ask. What only that one does the assembler knows to
-// be done once: a copy takes 28 cycles to start, and 77 where it looks for the threads that ask.
-__device__ __forceinline__ bool elected() {
-  uint32_t one;
-  asm volatile(
-      "{\n"
-      ".reg .pred one;\n"
-      "elect.sync _|one, 0xffffffff;\n"
-      "selp.u32 %0, 1, 0, one;\n"
-      "}\n"
-      : "=r"(one));
-  return one != 0;
-}
-
 // Returns when the phase of the given parity has completed.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

@@ -37,8 +37,9 @@ struct BoxFeed {
   const CUtensorMap& map;
   const int block_channels;
   const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
-  const int class_channels;                             // of a block, in each of its boxes
-  int class_shift;
+  // Of boxes of every few rows: how many, and what is added to go from one to the next. Read from
+  // the parameters for each box they cost it 150 cycles, of 110.
+  const int residues, classes, class_channels, class_rows, shift, width, stride;
   int unit, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
@@ -57,9 +58,14 @@ struct BoxFeed {
         bytes(ptx::pinned(p.raw_w * p.raw_rows * min(p.raw_residues, p.raw_h) * p.tile_o *
                           p.raw_blocks * 16)),
         chunk_bytes(ptx::pinned(p.raw_bytes)),
+        residues(ptx::pinned(p.copy == kCopyRows ? min(p.raw_residues, p.raw_h) : 0)),
+        classes(ptx::pinned(p.raw_classes)),
         class_channels(ptx::pinned(block_channels / p.raw_classes)),
+        class_rows(ptx::pinned(p.in_d * p.in_h)),
+        shift(ptx::pinned(p.raw_shift)),
+        width(ptx::pinned(p.in_w)),
+        stride(ptx::pinned(p.raw_stride)),
         unit(blockIdx.x) {
-    class_shift = ptx::pinned(__popc(p.raw_classes - 1));
     begin_unit();
   }
   __device__ __forceinline__ bool live() const { return unit < units; }
@@ -84,13 +90,12 @@ struct BoxFeed {
   }
 
   __device__ __forceinline__ void try_next() {
-    if (!live() || !ptx::warp_barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
     const uint32_t full = shared.raw_full + 8 * chunk, to = shared.raw + chunk * chunk_bytes;
-    if (ptx::elected()) ptx::barrier_arrive_expect(full, bytes);
-    if (p.copy == kCopyRows) {
-      __syncwarp();
+    ptx::barrier_arrive_expect(full, bytes);
+    if (residues > 0) {
       start_rows(to, full);
-    } else if (ptx::elected()) {
+    } else {
       ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
     }
     if (++chunk == chunks) chunk = 0, parity ^= 1;
@@ -106,22 +111,22 @@ struct BoxFeed {
     }
   }
 
-  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on: a
-  // box for each thread. A depth outside the image is a box outside the tensor.
+  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on. A
+  // depth outside the image is a box outside the tensor.
   __device__ __forceinline__ void start_rows(uint32_t to, uint32_t full) const {
     const bool inside = static_cast<unsigned>(z) < p.in_d;
     const int channel = inside ? block * class_channels : p.in_channels;
-    const int boxes = min(p.raw_residues, p.raw_h) * p.raw_classes;
+    const int mask = (1 << shift) - 1;
+    int first = z * p.in_h + y;
+    for (int residue = residues; residue > 0; --residue, first += p.in_step_y) {
+      int row = first;
 #pragma unroll 1
-    for (int i = threadIdx.x % 32; i < boxes; i += 32) {
-      const int residue = i >> class_shift, of_class = i & (p.raw_classes - 1);
-      const int row = (of_class * p.in_d + z) * p.in_h + y + residue * p.in_step_y;
-      const int group = row >> p.raw_shift;
-      const int at = (row - (group << p.raw_shift)) * p.in_w + x;
-      ptx::box_copy(to + i * p.raw_stride, map, at & -block_channels, group, 0, channel, image,
-                    full);
+      for (int of_class = classes; of_class > 0; --of_class, row += class_rows) {
+        const int at = (row & mask) * width + x;
+        ptx::box_copy(to, map, at & -block_channels, row >> shift, 0, channel, image, full);
+        to += stride;
+      }
     }
-    __syncwarp();
   }
 };
 
@@ -130,12 +135,14 @@ struct BoxFeed {
 // Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
 // lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
 // reads of every in_step_x-th column. kApart: two pixels of 16 bits do not lie together in 4 bytes,
-// because columns have a step or rows an odd length.
-template <typename Operand, bool kApart>
+// because columns have a step or rows an odd length. kRows: boxes of every few rows and channels,
+// which lie apart.
+template <typename Operand, bool kApart, bool kRows>
 struct BoxLoader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
-  static constexpr int kWide = kE / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kWide = kE / 4;           // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kKnown = kRows ? kE : 1;  // channels of a block whose places are kept
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
@@ -172,30 +179,27 @@ struct BoxLoader {
     }
   }
 
-  // Where each channel of a block lies for each place. `first`: where the first column of the
-  // tile's first row lies in the run of all numbers, modulo 16 bytes.
+  // Where each channel of a block lies for each place, or the first where they follow each other.
+  // `first`: where the first column of the tile's first row lies in the run of all numbers, modulo
+  // 16 bytes.
   template <int kPlaces>
-  __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kE], int first) const {
-    const int size = p.in_d * p.in_h * p.in_w, class_shift = __popc(p.raw_classes - 1);
-    const int row_size = p.copy == kCopyRows ? p.in_step_y * p.in_w : 0;
-    const int residue_shift = __popc(p.raw_residues - 1);
-    uint32_t base[kPlaces], begin[kPlaces];
+  __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kKnown],
+                                               int first) const {
+    const int class_shift = __popc(p.raw_classes - 1), size = p.in_d * p.in_h * p.in_w;
+    const int residue_shift = __popc(p.raw_residues - 1), row_size = p.in_step_y * p.in_w;
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) {
       const uint32_t column = places[i] & 255, row = places[i] >> 8 & 255, image = places[i] >> 16;
       const uint32_t residue = row & (p.raw_residues - 1), box_row = row >> residue_shift;
-      base[i] = residue * p.raw_classes * p.raw_stride + image * raw_blocks * box_block_step +
-                (box_row * p.raw_w + column) * sizeof(Element);
-      begin[i] = first + row * row_size;
-    }
+      const uint32_t base = residue * p.raw_classes * p.raw_stride +
+                            image * raw_blocks * box_block_step +
+                            (box_row * p.raw_w + column) * sizeof(Element);
 #pragma unroll
-    for (int c = 0; c < kE; ++c) {
-      const uint32_t of_class = c & (p.raw_classes - 1);
-      const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
-#pragma unroll
-      for (int i = 0; i < kPlaces; ++i) {
-        const uint32_t phase = begin[i] + of_class * size & (kE - 1);
-        source[i][c] = base[i] + channel + phase * sizeof(Element);
+      for (int c = 0; c < kKnown; ++c) {
+        const uint32_t of_class = c & (p.raw_classes - 1);
+        const uint32_t phase = first + row * row_size + of_class * size & (kE - 1);
+        const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
+        source[i][c] = base + channel + (kRows ? phase * sizeof(Element) : 0);
       }
     }
   }
@@ -229,10 +233,11 @@ struct BoxLoader {
 
   // One pixel, or two of 16 bits, of every channel at one place of the box.
   __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box,
-                                       const uint32_t (&source)[kE]) const {
+                                       const uint32_t (&source)[kKnown]) const {
+    uint32_t from = box + source[0];
 #pragma unroll
-    for (int c = 0; c < kE; ++c) {
-      const uint32_t from = box + source[c];
+    for (int c = 0; c < kE; ++c, from += channel_step) {
+      if constexpr (kRows) from = box + source[c];
       if constexpr (kApart) {
         unsigned short low, high;
         ptx::load_shared(low, from);
@@ -273,7 +278,7 @@ struct BoxLoader {
   // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
   // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kE],
+  __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
                                         uint32_t target, bool last) const {
     constexpr int kRoom = (kApart ? 16 : 32) / kE / kBlocks;
     constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
@@ -297,7 +302,7 @@ struct BoxLoader {
 
   // All channel blocks of a box, several at a time where a thread has few places.
   template <int kPlaces>
-  __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kE],
+  __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
                                             uint32_t target, bool last) const {
     constexpr int kBlocks = kApart || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
     int left = raw_blocks;
@@ -324,9 +329,9 @@ struct BoxLoader {
     const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
     const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
     const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
-    uint32_t source[kPlaces][kE], outside = 0;
+    uint32_t source[kPlaces][kKnown], outside = 0;
     int known = -1;  // the `first` of the sources
-    const bool rows = p.copy == kCopyRows;
+    if constexpr (!kRows) find_sources(source, 0);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
       const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
@@ -334,21 +339,20 @@ struct BoxLoader {
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
         const int x = box_column(p, where, visit);
         uint32_t late = (x & (kE - 1)) * sizeof(Element);
-        int first = 0;
-        if (rows) {
+        if constexpr (kRows) {
           const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
-          first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
-          late = 0;
+          const int first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
+          if (first != known) find_sources(source, known = first);
           if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
+          late = 0;
         }
-        if (first != known) find_sources(source, known = first);
         for (int slices = p.slices; slices > 0; --slices) {
           ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
           uint32_t target = shared.slots + slot * slot_bytes(p);
           for (int box = boxes; box > 0; --box) {
             ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
             place_box(shared.raw + chunk * chunk_bytes + late, source, target, last);
-            if (outside) wipe(outside, target);
+            if (kRows && outside) wipe(outside, target);
             target += raw_blocks * block_step;
             __syncwarp();
             if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
@@ -373,13 +377,13 @@ __device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& lo
   }
 }
 
-template <typename Operand>
+template <typename Operand, bool kRows>
 __device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
   if constexpr (sizeof(typename Operand::Element) == 2) {
-    const bool apart = p.in_step_x > 1 || (p.copy == kCopyRows && p.in_w % 2);
-    if (apart) return run_loader(p, BoxLoader<Operand, true>(p, shared));
+    const bool apart = p.in_step_x > 1 || (kRows && p.in_w % 2);
+    if (apart) return run_loader(p, BoxLoader<Operand, true, kRows>(p, shared));
   }
-  run_loader(p, BoxLoader<Operand, false>(p, shared));
+  run_loader(p, BoxLoader<Operand, false, kRows>(p, shared));
 }
 
 }  // namespace upconv

@@ -41,6 +41,7 @@ template <typename Operand>
 __device__ __forceinline__ void fill_rows(const Sm90Params& p) {
   using Element = typename Operand::Element;
   if (!(p.fill_z | p.fill_y) || p.fill_first) return;
+  __syncwarp();  // the feeder is one thread of its warp
   const int step = p.out_step_y / p.lanes, channels = p.conv_groups * p.out_channels;
   const int period = step * p.out_w * static_cast<int>(sizeof(Element));
   const int tall = step * ((kFillBytes + period - 1) / period);

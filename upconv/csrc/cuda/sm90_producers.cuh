@@ -1,4 +1,4 @@
-// Hopper kernel: the warp that feeds both rings.
+// Hopper kernel: the thread that feeds both rings.
 #pragma once
 
 #include "sm90_boxes.cuh"
@@ -53,12 +53,10 @@ struct OwnWeightFeed {
   }
 
   __device__ __forceinline__ void try_next() {
-    if (!live() || !ptx::warp_barrier_test(shared.spent + 8 * stage, parity)) return;
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
-    if (ptx::elected()) {
-      ptx::barrier_arrive_expect(full, kStageBytes);
-      ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
-    }
+    ptx::barrier_arrive_expect(full, kStageBytes);
+    ptx::bulk_copy(shared.weights + stage * kStageBytes, from, kStageBytes, full);
     from += kStageBytes / 16;
     if (++stage == end) stage -= p.stages, parity ^= 1;
     if (--left == 0) find();
@@ -122,13 +120,11 @@ struct WeightFeed {
   }
 
   __device__ __forceinline__ void try_next() {
-    if (!live() || !ptx::warp_barrier_test(shared.spent + 8 * stage, parity)) return;
+    if (!live() || !ptx::barrier_test(shared.spent + 8 * stage, parity)) return;
     const uint32_t full = shared.weights_full + 8 * stage;
+    ptx::barrier_arrive_expect(full, kStageBytes);
     const uint4* from = turn ? first : second;  // `turn` is one ahead
-    if (ptx::elected()) {
-      ptx::barrier_arrive_expect(full, kStageBytes);
-      ptx::bulk_copy(ring + stage * kStageBytes, from, kStageBytes, full);
-    }
+    ptx::bulk_copy(ring + stage * kStageBytes, from, kStageBytes, full);
     first += turn ? kStageBytes / 16 : 0;
     second += turn ? 0 : kStageBytes / 16;
     if (++stage == stages) stage = 0, parity ^= 1;
@@ -136,7 +132,7 @@ struct WeightFeed {
   }
 };
 
-// One warp starts every copy of weights and boxes as soon as there is room for it.
+// One thread starts every copy of weights and boxes as soon as there is room for it.
 template <typename Operand>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {

@@ -19,7 +19,7 @@
 // Roles, 12 warps:
 //   loaders    warps 0-2   turn boxes of channel blocks, as TMA brings them, into the layout of
 //                          the tile, or gather the input themselves where TMA cannot
-//   feeder     warp 3      starts every copy: weight blocks and boxes
+//   feeder     warp 3      one thread starts every copy: weight blocks and boxes
 //   consumer 0 warps 4-7   64 x N accumulators (times MB), then its own stores
 //   consumer 1 warps 8-11  the same
 // The consumers issue their WGMMAs in turns, 0 and 1 alternately, so that one of them stores while
@@ -85,9 +85,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < 128) {
     ptx::give_registers<120>();
     if (threadIdx.x >= kLoaders) {
-      feed<Operand>(p, shared, map);
-    } else if (p.copy >= kCopyBoxes) {
-      load_boxes<Operand>(p, shared);
+      if (threadIdx.x == kLoaders) feed<Operand>(p, shared, map);
+    } else if (p.copy == kCopyBoxes) {
+      load_boxes<Operand, false>(p, shared);
+    } else if (p.copy == kCopyRows) {
+      load_boxes<Operand, true>(p, shared);
     } else {
       gather_tiles<Operand>(p, shared);
     }
