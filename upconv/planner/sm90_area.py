@@ -25,7 +25,7 @@ GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
 BOX_RINGS = ((8 * 1024, 32 * 1024), (16 * 1024, 48 * 1024))
 """Bytes of boxes up to which they take several channel blocks, since each costs a barrier, and of
 all in the raw ring, which must be under way to keep the memory busy. The second where a tile has
-several boxes, each of which costs its start (BOX_CYCLES)."""
+several boxes: fewer and larger ones."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
 BOX_STEP_MOST = 8
@@ -270,7 +270,7 @@ def raw_rings(shape: Shape, area: Area, slice_blocks: int) -> Iterator[tuple[Box
     count = min(residues, rows) * classes
     block = columns * box_rows * area.images * 16 // classes  # of one box
     known = set()
-    for good, ring in BOX_RINGS[: 2 if count > 1 else 1]:
+    for good, ring in reversed(BOX_RINGS[: 2 if count > 1 else 1]):  # the first of equals
         fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
         blocks = max(fits, default=1)
         stride = up(blocks * block, 128)

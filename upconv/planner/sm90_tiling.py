@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from .problem import Hardware
 from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, raw_rings, up
 from .sm90_cost import (
-    BOX_CYCLES,
-    CHUNK_CYCLES,
     CLOCK_MHZ,
     DRAM_BYTES,
     GATHER_FACTORS,
@@ -25,6 +23,7 @@ from .sm90_cost import (
     START_CYCLES,
     STEPPED_GATHER,
     UnitWork,
+    feeding_cycles,
 )
 from .sm90_task import Shape, Taps, Task, Triple
 from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
@@ -68,7 +67,6 @@ FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
 PAIR_BYTES, VISIT_BYTES = 4, 48
 """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
-OWN_COPIES = "copies of the loaders' own"
 MAX_SLOTS = 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -192,7 +190,8 @@ class Tiling:
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
         if shape.task.split:
             kind = "halve the columns of a tile"
-        copies = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
+        boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
+        copies = boxes.get(copy, "copies of the loaders' own")
         several = f"{planes} planes, each " if planes > 1 else ""
         return (
             f"tile {area.images} x {area.height} x {area.width} lattice points, "
@@ -200,7 +199,7 @@ class Tiling:
             f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
             f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
             f"{several}{self.slices} slices of {self.slice_blocks} channel blocks, {self.slots} "
-            f"slots, {self.weights}, input by {copies.get(copy, OWN_COPIES)}",
+            f"slots, {self.weights}, input by {copies}",
             f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
 
@@ -449,6 +448,8 @@ def unit_work(
     if area.copy < COPY_BOXES:
         gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
+    fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+    fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
@@ -462,7 +463,7 @@ def unit_work(
         bare_segments=segments if rings == 2 else 0.0,
         kept=unit_slices if resident else 0.0,
         lines=lines,
-        fed=chunks * (CHUNK_CYCLES + box.boxes * BOX_CYCLES) if area.copy == COPY_ROWS else 0.0,
+        fed=fed if area.copy == COPY_ROWS else 0.0,
         split=task.split,
     )
 
