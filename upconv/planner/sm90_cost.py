@@ -63,8 +63,8 @@ hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), s
 FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
 """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
 of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
-tilings of 13 input gradients: so chosen they are 2 % slower than the fastest on average, 13 % at
-worst; the standard deviation is 16 %."""
+tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
+than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
