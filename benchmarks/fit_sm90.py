@@ -22,7 +22,7 @@ import numpy as np
 from upconv.cases import CASES
 from upconv.planner import H200
 from upconv.planner.sm90 import jobs
-from upconv.planner.sm90_area import Area, up
+from upconv.planner.sm90_area import Area, Box, up
 from upconv.planner.sm90_cost import CLOCK_MHZ, CYCLES, SPLIT_CYCLES, UnitWork
 from upconv.planner.sm90_task import forward_task, warp_shapes
 from upconv.planner.sm90_tiling import Load, tile_counts, unit_work
@@ -52,7 +52,8 @@ def work_of(row: dict[str, Any]) -> tuple[UnitWork, int]:
     units = prod(tile_counts(shape, area)) * load.groups
     form = (row["n"], row["blocks"], row["alternate"], row["sb"])
     rings = (row.get("rings", 1), row.get("resident", False))
-    depth = (slices, row.get("turn", 1), *rings, *row.get("boxes", (1, 0)))
+    blocks, chunks = row.get("boxes", (1, 0))
+    depth = (slices, row.get("turn", 1), *rings, Box(0, 0, blocks, 0, chunks))
     work = unit_work(shape, load, job_list[0], form, area, depth, units)
     return work, -(-units // H200.multiprocessors)
 

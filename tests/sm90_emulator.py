@@ -223,7 +223,7 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
     if plan.copy == 1 and plan.elements == 8:
         starts = (first_x % 2, plan.in_w % 2, plan.in_step_x)
         assert starts == (0, 0, 1), "4 bytes are two pixels"
-    if plan.copy == 3:
+    if plan.copy >= 3:
         values = fill_from_boxes(plan, x, where, plane, piece, elements)
     else:
         lane, image, row, column = tile_pixels(plan)
@@ -265,43 +265,90 @@ def fill_from_boxes(
 ) -> np.ndarray:
     """[channel of the slice, pixel] through TMA boxes of some channel blocks each."""
     assert not plan.channels_last
+    rows_apart = plan.copy == 4
+    assert plan.flat <= rows_apart
+    classes, channels = plan.raw_classes, plan.raw_blocks * elements
+    assert (plan.in_channels % classes, elements % classes) == (0, 0)
     tensor = x.reshape(-1, *x.shape[2:])  # groups of all images
-    if plan.flat:
-        assert (plan.tile_lanes, plan.in_step_y, plan.in_step_x) == (1, 1, 1)
-        tensor = tensor.reshape(*tensor.shape[:3], 1, -1)
+    if rows_apart:
+        tensor = x.reshape(len(tensor), plan.in_channels // classes, 1, 1, -1)
     rows_bytes = np.cumprod(tensor.shape[:1:-1]) * 16 // elements
     assert not (rows_bytes % 16).any(), "rows, depths and channels start on 16 bytes"
     assert plan.raw_w % elements == 0, "rows of a box are whole 16 bytes"
-    assert max(plan.raw_w, plan.raw_h * plan.in_step_y, plan.tile_o) <= 256
-    assert plan.in_step_y <= 8
+    assert max(plan.raw_w, plan.raw_h, plan.raw_rows * plan.raw_step, plan.tile_o) <= 256
+    assert plan.raw_step <= 8
     assert plan.conv_groups == 1 or plan.tile_o == 1
-    channels = plan.raw_blocks * elements
     assert plan.slice_blocks % plan.raw_blocks == 0
-    assert plan.raw_w * plan.raw_h * plan.tile_o * plan.raw_blocks * 16 <= plan.raw_bytes
-    assert plan.raw_bytes % 128 == 0
-    assert plan.raw_chunks >= 2
-    z = where.z * plan.in_step_z + plane[0]
-    y, q = where.y * plan.lanes * plan.in_step_y + plane[1], where.x * plan.in_step_x + plane[2]
-    if plan.flat:
-        y, q = 0, where.y * plan.in_w
-    late = q % elements  # boxes begin on 16 bytes
-    assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    check_raw_ring(plan)
     lane, image, row, column = tile_pixels(plan)
-    box_row = row * plan.tile_lanes + lane
-    box_column = column * plan.in_step_x + late
-    if plan.flat:
-        box_row, box_column = 0 * row, row * plan.pitch + column + late
     on = lane < plan.tile_lanes
-    assert box_column[on].max() < plan.raw_w
-    assert box_row[on].max() < plan.raw_h
+    pixel = image, row * plan.tile_lanes + lane, column * plan.in_step_x
+    if plan.flat:
+        assert (plan.tile_lanes, plan.in_step_y, plan.in_step_x) == (1, 1, 1)
+        pixel = image, 0 * row, row * plan.pitch + column
+    image, row, column = (each[on] for each in pixel)
     result = np.zeros((plan.slice_blocks * elements, plan.pixels))
     for first in range(0, plan.slice_blocks * elements, channels):
-        at = [where.o * plan.conv_groups + where.group, 0, z, y, q - late]
-        at[1] = piece * plan.slice_blocks * elements + first
-        size = [plan.tile_o, channels, 1, plan.raw_h, plan.raw_w]
-        loaded = box(tensor, at, size, [1, 1, 1, plan.in_step_y, 1])[:, :, 0]
-        part = loaded[image[on], :, box_row[on], box_column[on]]
-        result[first : first + channels, on] = part.T
+        channel = piece * plan.slice_blocks * elements + first
+        boxes = row_boxes if rows_apart else tile_box
+        loaded = boxes(plan, tensor, where, plane, channel)
+        result[first : first + channels, on] = loaded[image, :, row, column].T
+    return result
+
+
+def check_raw_ring(plan: Plan) -> None:
+    """Boxes land on 128 bytes and do not overlap."""
+    boxes = min(plan.raw_residues, plan.raw_h) * plan.raw_classes
+    assert plan.raw_rows * plan.raw_residues >= plan.raw_h
+    of_one = plan.raw_w * plan.raw_rows * plan.tile_o * plan.raw_blocks * 16 // plan.raw_classes
+    assert of_one <= plan.raw_stride
+    assert (plan.raw_stride % 128, boxes * plan.raw_stride) == (0, plan.raw_bytes)
+    assert plan.raw_chunks >= 2
+
+
+def tile_box(
+    plan: Plan, tensor: np.ndarray, where: Unit, plane: list[int], channel: int
+) -> np.ndarray:
+    """[image, channel, row, column] of a tile, as one box."""
+    z = where.z * plan.in_step_z + plane[0]
+    y, q = where.y * plan.lanes * plan.in_step_y + plane[1], where.x * plan.in_step_x + plane[2]
+    late = q % plan.elements  # boxes begin on 16 bytes
+    assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    at = [where.o * plan.conv_groups + where.group, channel, z, y, q - late]
+    size = [plan.tile_o, plan.raw_blocks * plan.elements, 1, plan.raw_h, plan.raw_w]
+    assert (plan.raw_rows, plan.raw_step) == (plan.raw_h, plan.in_step_y)
+    return box(tensor, at, size, [1, 1, 1, plan.in_step_y, 1])[:, :, 0, :, late:]
+
+
+def row_boxes(
+    plan: Plan, tensor: np.ndarray, where: Unit, plane: list[int], channel: int
+) -> np.ndarray:
+    """The same from a box for each residue of the rows and each class of channels."""
+    classes, channels = plan.raw_classes, plan.raw_blocks * plan.elements
+    z = where.z * plan.in_step_z + plane[0]
+    y, q = where.y * plan.lanes * plan.in_step_y + plane[1], where.x * plan.in_step_x + plane[2]
+    result = np.full((plan.tile_o, channels, plan.raw_h, plan.raw_w), np.nan)
+    together = plan.in_d * plan.in_h * classes if plan.flat else 1 << plan.raw_shift
+    grouped = tensor.reshape(*tensor.shape[:2], -1, 1, together * plan.in_w).swapaxes(2, 3)
+    assert grouped.shape[-1] * 16 // plan.elements % 16 == 0, "groups of rows start on 16 bytes"
+    for residue, of_class in product(range(min(plan.raw_residues, plan.raw_h)), range(classes)):
+        row = (of_class * plan.in_d + z) * plan.in_h + y + residue * plan.in_step_y
+        group = row >> plan.raw_shift
+        run = (row - (group << plan.raw_shift)) * plan.in_w + q
+        late = run % plan.elements
+        apart = plan.elements == 4 or plan.in_step_x > 1 or plan.in_w % 2
+        assert apart or late % 2 == 0, "16 bits are read in pairs"
+        at = [where.o * plan.conv_groups + where.group, channel // classes, 0, group, run - late]
+        if not 0 <= z < plan.in_d:
+            at[1] = plan.in_channels
+        size = [plan.tile_o, channels // classes, 1, plan.raw_rows, plan.raw_w]
+        loaded = box(grouped, at, size, [1, 1, 1, plan.raw_step, 1])[:, :, 0, :, late:]
+        wanted = result[:, of_class::classes, residue :: plan.raw_residues]
+        wanted[..., : plan.raw_w - late] = loaded[:, :, : wanted.shape[2]]
+    if not plan.flat:  # what lies beside a row is another row, and is overwritten
+        column, row = q + np.arange(plan.raw_w), y + np.arange(plan.raw_h) * plan.in_step_y
+        result[..., (column < 0) | (column >= plan.in_w)] = 0
+        result[:, :, (row < 0) | (row >= plan.in_h)] = 0
     return result
 
 

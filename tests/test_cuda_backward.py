@@ -137,6 +137,44 @@ def test_the_weights_gradient_of_other_layers(name: str, dtype: torch.dtype) -> 
     assert distance(result, expected) <= LIMIT[dtype]
 
 
+INPUT_LAYERS = {
+    "rows of 2 mod 4": ((3, 64, 40, 96), 64, (3, 3), 1, 0, 1, 1),
+    "odd rows": ((2, 32, 21, 33), 64, (3, 4), 1, 1, 1, 1),
+    "1-D": ((3, 32, 1000), 64, (5,), 1, 0, 3, 1),
+    "1-D, odd, stride 2": ((3, 40, 501), 32, (3,), 2, 1, 2, 1),
+    "3-D": ((2, 48, 6, 9, 40), 24, (3, 3, 3), 1, 0, 1, 1),
+    "3-D, odd, stride 2": ((2, 32, 5, 8, 24), 32, (3, 3, 3), 2, 1, 2, 1),
+    "groups, strides 2 and 3": ((4, 32, 20, 48), 64, (3, 5), (2, 3), (1, 2), (2, 1), 4),
+    "stride 5": ((3, 32, 9, 40), 16, (3, 3), 5, 1, 2, 1),
+    "small images": ((9, 64, 7, 5), 64, (3, 3), 1, 0, 1, 1),
+}
+"""Gradients whose rows do not begin on 16 bytes."""
+
+
+@pytest.mark.parametrize("name", INPUT_LAYERS)
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_the_inputs_gradient_where_rows_do_not_begin_on_16_bytes(
+    name: str, dtype: torch.dtype
+) -> None:
+    size, cout, kernel, *options, groups = INPUT_LAYERS[name]
+    ndim = len(kernel)
+    each = [list(o) if isinstance(o, tuple) else [o] * ndim for o in options]
+    stride, padding, dilation = each
+    torch.manual_seed(0)
+    x = torch.randn(size, device="cuda").to(dtype)
+    w = torch.randn(size[1], cout // groups, *kernel, device="cuda").to(dtype)
+    rest = (stride, padding, [0] * ndim, groups, dilation)
+    forward = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[ndim - 1]
+    y = forward(x, w, None, *rest)
+    around = torch.full((y.numel() + 8192,), float("nan"), device="cuda", dtype=dtype)
+    gy = around[4096 : 4096 + y.numel()].view(y.shape).normal_()  # NaN before and behind it
+    with torch.no_grad(), ops.forced(sm90.KERNEL):
+        poison(x.shape, w.shape, dtype=x.dtype)
+        result = gradient("grad_input", gy, x, w, rest)
+    expected = reference("grad_input", gy.double(), x.double(), w.double(), rest)
+    assert distance(result, expected) <= LIMIT[dtype]
+
+
 LAYERS = {
     "stride 1": ((4, 64, 96, 160), 64, 3, 1, 0),
     "phases": ((8, 64, 32, 48), 64, 4, 2, 1),

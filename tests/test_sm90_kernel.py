@@ -132,6 +132,54 @@ def test_rows_of_boxed_tiles_lie_as_close_as_stores_and_loaders_allow(
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
+ROWS = {
+    "one class, margins": ("forward", (2, 12, 24, (6, 10), 3, 1, 1), (1, 2)),
+    "rows of odd length": ("forward", (1, 16, 16, (5, 7), 3, 1, 1), (4, 8)),
+    "one long row": ("forward", (2, 16, 24, (37,), 5, 1, 2, 0, 2), (4, 8)),
+    "depths and groups": ("forward", (1, 32, 32, (3, 5, 6), 3, 1, 1, 0, 1, 2), (2, 4)),
+    "gradient": ("grad_input", (2, 24, 16, (9, 20), 3), (2, 4)),
+    "gradient with steps": ("grad_input", (2, 24, 16, (7, 13), (3, 4), (2, 3), 1), (2, 4)),
+    "gradient with a step of 5": ("grad_input", (1, 12, 32, (5, 9), 3, 5, 1, 0, 2), (4, 8)),
+    "small images, several a tile": ("grad_input", (4, 16, 8, (4, 5), 3), (2, 4)),
+}
+"""Direction, layer, and every how many-th channel begins on 16 bytes in float32 and bfloat16."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_do_not_begin_on_16_bytes(library: ctypes.CDLL, name: str, dtype: str) -> None:
+    """Boxes of every few rows and channels, which hold numbers of other rows beside their own."""
+    direction, layer, classes = ROWS[name]
+    problem = Problem.of(*layer, dtype=dtype, tf32=True)
+    chosen = [
+        found
+        for found in tilings(TASKS[direction](problem))
+        if found[2].area.copy == sm90_area.COPY_ROWS
+    ]
+    assert {found[2].box.raw_classes for found in chosen} == {classes[dtype == "bfloat16"]}
+    best = min(chosen, key=lambda found: found[2].cycles)
+    for shape, job_list, tiling in (chosen[0], best, chosen[-1]):
+        check_result(library, problem, direction, sm90.record(shape, job_list, tiling), 0)
+
+
+@pytest.mark.parametrize("direction", TASKS)
+def test_nan_beside_a_row_stays_out_of_it(library: ctypes.CDLL, direction: str) -> None:
+    """A box has the end of one row beside the begin of the next: only outputs that read a NaN may
+    become one."""
+    problem = Problem.of(1, 8, 8, (6, 6), 3, 1, 1, tf32=True)
+    shape, job_list, tiling = min(
+        tilings(TASKS[direction](problem)), key=lambda found: found[2].cycles
+    )
+    assert tiling.area.copy == sm90_area.COPY_ROWS
+    x = np.ones((1, 8, 6, 6))
+    x[0, 3, 2, 5] = x[0, 0, 5, 0] = np.nan
+    w = np.ones((8, 8, 3, 3))
+    record = sm90.record(shape, job_list, tiling)
+    y = sm90_on_cpu.run(library, record, x, w, None, (1, 8, 6, 6), MULTIPROCESSORS)
+    wanted = expected(problem, x, w, np.zeros(8))  # ones: the gradient is the same sum
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(wanted))
+
+
 def idle(*layer: Any) -> Problem:
     return Problem.of(*layer, dtype="bfloat16", channels_last=True)
 

@@ -94,7 +94,39 @@ def test_rows_without_margins_are_loaded_as_one(
 ) -> None:
     problem = Problem.of(batch, 20, 24, size, kernel, stride, 0, extra, dtype=dtype, tf32=True)
     plan = emulator.Plan(candidate(problem).params)
-    assert (plan.flat, plan.copy) == (1, sm90_area.COPY_BOXES)
+    assert (plan.flat, plan.copy) == (1, sm90_area.COPY_ROWS)
+    check(problem, 132)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "stride", "boxes"),
+    [
+        ("float32", 38, 1, (1, 2, 1)),  # 40 columns: every row begins on 16 bytes
+        ("float32", 40, 1, (2, 2, 2)),  # 42 floats: every second
+        ("bfloat16", 40, 1, (4, 4, 4)),
+        ("bfloat16", 39, 1, (8, 8, 8)),
+        ("bfloat16", 40, 2, (8, 8, 4)),  # 81 columns, and only every second row is read
+    ],
+)
+def test_rows_and_channels_that_begin_on_16_bytes_share_boxes(
+    dtype: str, width: int, stride: int, boxes: tuple[int, int, int]
+) -> None:
+    """The gradient of the input reads 31 or 59 rows of 2 more columns, or twice as many."""
+    problem = Problem.of(2, 64, 64, (29, width), 3, stride, dtype=dtype, tf32=True)
+    plan = emulator.Plan(candidate(problem, direction="grad_input").params)
+    classes, rows, residues = boxes
+    assert plan.copy == (sm90_area.COPY_BOXES if residues == 1 else sm90_area.COPY_ROWS)
+    assert plan.raw_residues == residues
+    if plan.copy == sm90_area.COPY_ROWS:
+        assert (plan.raw_classes, 1 << plan.raw_shift) == (classes, rows)
+    check(problem, 132, "grad_input")
+
+
+def test_channels_that_do_not_fill_their_classes_are_gathered() -> None:
+    """33 x 33 floats: every fourth channel begins on 16 bytes, and there are 10."""
+    problem = Problem.of(2, 10, 64, (33, 33), 3, tf32=True)
+    plan = emulator.Plan(candidate(problem).params)
+    assert plan.copy < sm90_area.COPY_BOXES
     check(problem, 132)
 
 
@@ -121,7 +153,7 @@ def test_no_role_of_the_kernel_waits_for_ever(
 def check_limits(plan: emulator.Plan) -> None:
     emulator.check_vectors(plan)
     slot = plan.parts * plan.slice_blocks * plan.block_pitch * 16
-    raw = plan.raw_chunks * plan.raw_bytes if plan.copy == 3 else sm90_area.GATHER_BYTES
+    raw = plan.raw_chunks * plan.raw_bytes if plan.copy >= 3 else sm90_area.GATHER_BYTES
     tables = -(-(len(plan.pairs) * 4 + len(plan.visits) * 48) // 128) * 128
     rings = raw + plan.rings * plan.stages * STAGE_BYTES + plan.slots * slot
     assert FIXED_BYTES + tables + rings <= 227 * 1024
@@ -258,9 +290,9 @@ def test_small_tiles_of_many_slices_come_in_large_boxes(
     problem = Problem.of(1, channels, 64, (1, 4096), (1, 2), (1, 2), tf32=True)
     shape = next(iter(sm90.shapes(forward_task(problem))))
     area = sm90_area.Area(1, 1, pixels, pixels, 1, pixels, 4, sm90_area.COPY_BOXES, 1)
-    (_, _, blocks, size, count), total = sm90_area.raw_ring(shape, area, slice_blocks)
-    assert (blocks, count) == wanted
-    assert total == size * count <= sm90_area.BOX_BYTES
+    ((box, total),) = sm90_area.raw_rings(shape, area, slice_blocks)
+    assert (box.raw_blocks, box.raw_chunks) == wanted
+    assert total == box.raw_bytes * box.raw_chunks <= sm90_area.BOX_RINGS[0][1]
 
 
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
@@ -286,6 +318,8 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     [
         (("tf32", "bf16", "fp16"), ("WIDE", "NARROW", "DOUBLE"), TILES),
         (("split",), ("SPLIT_WIDE", "SPLIT_NARROW"), SPLIT_TILES),
+        (("tf32", "bf16", "fp16"), ("ROW",), sm90_area.ROW_TILES),
+        (("split",), ("SPLIT_ROW",), sm90_area.SPLIT_ROW_TILES),
     ],
 )
 def test_planner_and_kernel_agree_on_the_tiles(
@@ -301,10 +335,11 @@ def test_planner_and_kernel_agree_on_the_tiles(
     assert sorted(listed) == sorted(tiles)
     for operand in operands:
         main = (CUDA / f"sm90_{operand}.cu").read_text()
-        for part in parts[1:]:
-            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_ELSEWHERE)" in main
-            own = (CUDA / f"sm90_{operand}_{part.split('_')[-1].lower()}.cu").read_text()
-            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_HERE)" in own
+        for part in parts if parts[0].endswith("ROW") else parts[1:]:
+            name, rows = part.split("_")[-1].lower(), "ROWS_" * part.endswith("ROW")
+            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}ELSEWHERE)" in main
+            own = (CUDA / f"sm90_{operand}_{name}{'s' * bool(rows)}.cu").read_text()
+            assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}HERE)" in own
 
 
 def test_the_generated_header_is_what_its_generator_writes() -> None:
@@ -319,10 +354,12 @@ def test_the_generated_header_is_what_its_generator_writes() -> None:
 
 def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
     for split in (False, True):
-        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 1
+        stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 2
         work = sm90_cost.UnitWork(*range(1, 1 + stages), split=split)
         besides = work.constants["unit"]
         assert work.cycles == pytest.approx(sum(work.terms.values()) + besides)
+        assert replace(work, fed=1e9).cycles == 1e9
+        assert replace(work, fed=1e9).most == "starting the boxes"
 
 
 @pytest.mark.parametrize(
@@ -342,14 +379,19 @@ def test_the_cost_rule_is_what_the_measurements_give(results: str, known: dict[s
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
-@pytest.mark.parametrize("operand", ["Tf32", "Bf16", "Split"])
-def test_the_kernel_compiles_without_spills_in_the_main_loop(operand: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("operand", "rows"),
+    [("Tf32", "false"), ("Bf16", "false"), ("Split", "false"), ("Tf32", "true"), ("Bf16", "true")],
+)
+def test_the_kernel_compiles_without_spills_in_the_main_loop(
+    operand: str, rows: str, tmp_path: Path
+) -> None:
     """The widest tile of each operand. ptxas counts spills of the whole kernel; the few bytes that
     are allowed lie in the set-up and the epilogue, once a unit of tens of thousands of cycles."""
     source = tmp_path / "kernel.cu"
     source.write_text(
         '#include "sm90_launch.cuh"\nnamespace upconv {\n'
-        f"template __global__ void sm90_wgmma_fprop<{operand}, 256 / {operand}::kShares, 1>"
+        f"template __global__ void sm90_wgmma_fprop<{operand}, 256 / {operand}::kShares, 1, {rows}>"
         "(const __grid_constant__ Sm90Params, const __grid_constant__ CUtensorMap);\n}\n"
     )
     command = [

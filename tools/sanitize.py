@@ -19,6 +19,8 @@ SWEEP = [
     (3, 40, 48, (9, 9), (4, 4), 2, 1, 0, 1, False, torch.float32),
     (2, 32, 32, (30, 50), (3, 7), 1, (1, 3), 0, 1, False, torch.float16),
     (2, 16, 24, (11, 13), (3, 3), 5, 1, 2, 2, False, torch.bfloat16),
+    (3, 16, 24, (14, 14), (2, 2), 2, 0, 0, 1, False, torch.bfloat16),
+    (2, 24, 40, (11, 34), (3, 3), 1, 1, 0, 1, False, torch.bfloat16),
     (2, 64, 64, (14, 14), (2, 2), 2, 0, 0, 1, True, torch.bfloat16),
     (1, 24, 72, (7, 33), (2, 3), (3, 1), 0, 0, (1, 2), True, torch.float32),
 ]
@@ -47,6 +49,10 @@ GRADIENT_SWEEP = [
     (2, 64, 64, (20, 64), 3, 1, 0, 1, 1, torch.bfloat16),
     (9, 64, 64, (8, 8), 4, 2, 1, 1, 1, torch.float32),
     (3, 64, 64, (9, 32), 2, 2, 0, 1, 1, torch.bfloat16),
+    (2, 32, 32, (9, 40), 3, 1, 0, 1, 1, torch.bfloat16),
+    (2, 32, 32, (7, 21), 4, 1, 1, 1, 1, torch.bfloat16),
+    (1, 16, 32, (4, 7, 20), 3, 1, 0, 1, 1, torch.bfloat16),
+    (2, 32, 64, (9, 20), (3, 5), (2, 3), 1, 2, 1, torch.float32),
 ]
 
 # size of grad_output, channels_last, dtype

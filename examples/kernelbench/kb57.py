@@ -302,6 +302,7 @@ def _planner():
     from functools import cached_property
     from itertools import product
     from math import gcd, prod
+    from typing import NamedTuple
 
     # ===== planner/candidate.py ===================================================================
     # What a kernel's planner module answers when asked about a problem.
@@ -995,25 +996,35 @@ def _planner():
     # A tile is `images x height x width` lattice points of one depth. Its input lies in shared memory
     # row after row, `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over
     # row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
-    # (height), the margin of one row (image) is the margin of the next as well: both are zeros. Where no
-    # tap reaches another pixel there are no margins, and TMA may see an image as one long row ("flat").
+    # (height), the margin of one row (image) is the margin of the next as well: both are zeros.
+    #
+    # TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every 2nd, 4th or 8th
+    # row does, and the rows of each residue are a box of their own; or the whole image is one long row
+    # ("flat"), where no tap reaches another pixel. Channels that do not begin on 16 bytes are divided in
+    # the same way, into classes.
     GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
     """Table of offsets and raw ring of the loaders, where they copy without TMA."""
-    BOX_BYTES = 32 * 1024
-    """Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
-    BOX_GOOD, BOX_BEST, BOX_SLICES = 8 * 1024, 16 * 1024, 4
+    BOX_RINGS = ((8 * 1024, 32 * 1024), (16 * 1024, 48 * 1024))
+    """Bytes of boxes up to which they take several channel blocks, since each costs barriers and one of
+    the feeder's copies, and of all in the raw ring, which must be under way to keep the memory busy.
+    The second where a tile has several boxes: fewer and larger ones."""
+    BOX_BEST, BOX_SLICES = 16 * 1024, 4
 
-    """Boxes of small tiles take several channel blocks, up to the first size: each costs barriers and
-    one of the feeder's copies. Where at least so many slices follow each other and 8 blocks fit the
-    second size, up to that: unet_up1 0.289 -> 0.278 ms, mask_head 0.427 -> 0.404. Larger blocks want
-    more boxes on their way instead: kb57 2.04 -> 2.31."""
+    """Where at least so many slices follow each other and 8 blocks fit this size, boxes are as large:
+    unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want more boxes on their way
+    instead: kb57 2.04 -> 2.31."""
     BOX_MOST = 256
     """Elements of a box along one dimension."""
     BOX_STEP_MOST = 8
     """Greatest step of a box along its rows."""
     MAX_CHUNKS = 16
-    COPY_BOXES = 3
-    """`copy` for TMA boxes."""
+    COPY_BOXES, COPY_ROWS = 3, 4
+    ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
+    """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
+    SPLIT_ROW_TILES = ((256, 1),)
+    """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
+    FLAT_SHIFT = 30
+    """`raw_shift` where all rows of an image are one group."""
     ITEM_PIXELS = 4
     """Pixels that a loader copies together."""
 
@@ -1035,6 +1046,34 @@ def _planner():
         """Of the tile: where it is one lattice point high, every input row is one."""
 
 
+    class Box(NamedTuple):
+        """The TMA boxes of some channel blocks of a tile, as the kernel's parameters name it all."""
+
+        raw_w: int
+        raw_h: int
+        """Columns and rows that all of them together have."""
+        raw_blocks: int
+        raw_bytes: int
+        """Channel blocks, and bytes with what fills boxes up to 128."""
+        raw_chunks: int
+        """How often that fits into the raw ring."""
+        raw_rows: int = 0
+        """Of one box."""
+        raw_residues: int = 1
+        raw_classes: int = 1
+        """A box has every so many-th row and channel."""
+        raw_shift: int = 0
+        raw_step: int = 1
+        """It takes every so many-th group of `1 << raw_shift` rows, which begins on 16 bytes."""
+        raw_stride: int = 0
+        """Bytes from one box to the next."""
+
+        @property
+        def boxes(self) -> int:
+            """TMA boxes of some channel blocks of a tile."""
+            return min(self.raw_residues, self.raw_h) * self.raw_classes
+
+
     def up(value: int, multiple: int) -> int:
         """`value` rounded up to a multiple."""
         return -(-value // multiple) * multiple
@@ -1046,36 +1085,76 @@ def _planner():
 
 
     def box_of(shape: "Shape", area: "Area") -> tuple[int, int]:
-        """Columns and rows of the TMA box that holds one channel of a tile.
+        """Columns and rows of the TMA boxes that hold one channel of a tile.
 
         A box begins on 16 bytes, at most `late` columns before the tile does. TMA takes rows with a
         step, but columns as they lie.
         """
-        whole = 16 // shape.task.element_bytes
+        task = shape.task
+        whole = 16 // task.element_bytes
+        _, in_h, in_w = task.in_size
         if area.flat:
-            pixels = area.rows * area.pitch
-            late = max(i * area.height * area.pitch % whole for i in range(whole))
-            return up(up(pixels, ITEM_PIXELS) + late, whole), 1
+            parts = area.height < shape.rows.count
+            even = gcd(whole, in_h * in_w, area.height * in_w if parts else 0)
+            return up(up(area.rows * area.pitch, ITEM_PIXELS) + whole - even, whole), 1
         step = shape.steps[2]
         firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
         late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
+        if area.copy == COPY_ROWS:
+            late = whole - gcd(whole, in_w, area.width * step, *firsts)
         return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
+
+
+    def row_groups(shape: "Shape", area: "Area") -> tuple[int, int, int]:
+        """Rows that begin on 16 bytes together, boxes that take the rows of a tile in turn, and the
+        step of each in such groups."""
+        step = shape.steps[1]
+        if area.flat:
+            return 1 << FLAT_SHIFT, 1, 1
+        if area.copy == COPY_BOXES:
+            return 1, 1, step
+        group = 16 // gcd(16, shape.task.in_size[2] * shape.task.element_bytes)
+        return group, group // gcd(group, step), step // gcd(group, step)
 
 
     def boxes_fit(shape: "Shape", area: "Area") -> bool:
         columns, rows = box_of(shape, area)
-        return max(columns, rows * shape.steps[1], area.images) <= BOX_MOST
+        _, residues, step = row_groups(shape, area)
+        spanned = -(-rows // residues) * step
+        return max(columns, rows, spanned, area.images) <= BOX_MOST and step <= BOX_STEP_MOST
+
+
+    def channel_classes(task: "Task") -> int:
+        """Every so many-th channel begins on 16 bytes."""
+        return 16 // gcd(16, prod(task.in_size) * task.element_bytes)
+
+
+    def compiled(area: "Area", n: int, blocks: int, split: bool) -> bool:
+        """Is there a kernel for this way of copying and this tile?"""
+        return area.copy != COPY_ROWS or (n, blocks) in (SPLIT_ROW_TILES if split else ROW_TILES)
+
+
+    def rows_boxed(task: "Task") -> bool:
+        """Can TMA take rows that do not begin on 16 bytes?"""
+        classes = channel_classes(task)
+        addressed = classes * prod(task.in_size) < 2**30
+        return not task.channels_last and task.in_channels % classes == 0 and addressed
 
 
     def copy_modes(shape: "Shape") -> list[tuple[int, int]]:
         """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
         task = shape.task
-        rows_aligned = task.in_size[2] * task.element_bytes % 16 == 0
-        if task.channels_last or not rows_aligned or shape.steps[1] > BOX_STEP_MOST:
+        width, element = task.in_size[2], task.element_bytes
+        if task.channels_last:
             return [copy_mode(shape)]
-        # Two pixels of 16 bits are read together, but for a step.
-        start = 4 // task.element_bytes if shape.steps[2] == 1 else 1
-        return [(COPY_BOXES, start), copy_mode(shape)]
+        # Two pixels of 16 bits are read together, but for a step and for rows of odd length.
+        together = shape.steps[2] == 1 and width % 2 == 0
+        start = 4 // element if together else 1
+        if width * element % 16 == 0 and shape.steps[1] <= BOX_STEP_MOST:
+            return [(COPY_BOXES, start), copy_mode(shape)]
+        if rows_boxed(task):
+            return [(COPY_ROWS, start), copy_mode(shape)]
+        return [copy_mode(shape)]
 
 
     def copy_mode(shape: "Shape") -> tuple[int, int]:
@@ -1103,20 +1182,13 @@ def _planner():
 
     def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
         """The tile areas that fit N pixels, each with the best way to copy it."""
-        boxed = False
-        for area in areas_flat(shape, n, vector):
-            if boxes_fit(shape, area):
-                boxed = True
-                yield area
+        fitting = [area for area in areas_flat(shape, n, vector) if boxes_fit(shape, area)]
         for copy, start in copy_modes(shape):
-            for area in areas_copied(shape, n, vector, copy, start):
-                if copy == COPY_BOXES:
-                    if not boxes_fit(shape, area):
-                        continue
-                    boxed = True
-                elif boxed:
-                    continue
-                yield area
+            if fitting:
+                break
+            found = areas_copied(shape, n, vector, copy, start)
+            fitting = [area for area in found if copy < COPY_BOXES or boxes_fit(shape, area)]
+        yield from fitting
 
 
     def margins(shape: "Shape") -> bool:
@@ -1131,28 +1203,25 @@ def _planner():
 
 
     def areas_flat(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
-        """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+        """Whole rows where these do not start on 16 bytes, and no tap has a shift."""
         task = shape.task
         (_, in_h, pitch), element = task.in_size, task.element_bytes
-        needless = pitch * element % 16 == 0 or in_h * pitch * element % 16
         stepped = shape.lanes * shape.steps[1] * shape.steps[2] > 1
-        if task.channels_last or needless or stepped or margins(shape):
+        if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
             return
         count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
         if width > min(pitch, n):  # a column past the input would read the next row
             return
         vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
         most = min(1 + (n - width) // pitch, count_y)
-        even = 4 // element  # two pixels of 16 bits are read together
         for height in {most, -(-count_y // -(-count_y // most))}:
-            if height == count_y or height * pitch % even == 0:
-                pixels = up(height * pitch, ITEM_PIXELS)
-                yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 1, flat=True)
+            pixels = up(height * pitch, ITEM_PIXELS)
+            yield Area(1, height, width, pitch, height, pixels, vector, COPY_ROWS, 1, flat=True)
         rows = max(in_h, count_y)
         images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
-        if images > 1 and rows * pitch % even == 0:
+        if images > 1:
             pixels = up(images * rows * pitch, ITEM_PIXELS)
-            yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 1, flat=True)
+            yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_ROWS, 1, flat=True)
 
 
     def areas_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Area]":
@@ -1161,7 +1230,7 @@ def _planner():
         count_y, count_x = shape.rows.count, shape.columns.count
         ys, xs = shape.row_residues, shape.column_residues
         back = max(low - aligned(low, start) for low in xs.low.values())
-        together = 4 // task.element_bytes if copy == COPY_BOXES else ITEM_PIXELS  # for a loader
+        together = 4 // task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
         align = max(vector // gcd(vector, shape.columns.out_step), start, together)
         for width in widths(shape, n, vector, start):
             reach = width + xs.most + back
@@ -1185,21 +1254,34 @@ def _planner():
                 yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
 
 
-    def raw_ring(
-        shape: "Shape", area: "Area", slice_blocks: int
-    ) -> tuple[tuple[int, int, int, int, int], int]:
-        """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
-        if area.copy != COPY_BOXES:
-            return (0, 0, 0, 0, 0), GATHER_BYTES
+    def raw_rings(shape: "Shape", area: "Area", slice_blocks: int) -> "Iterator[tuple[Box, int]]":
+        """The TMA boxes of a tiling, and the bytes of the raw ring."""
+        if area.copy < COPY_BOXES:
+            yield Box(0, 0, 0, 0, 0), GATHER_BYTES
+            return
         columns, rows = box_of(shape, area)
-        block = columns * rows * area.images * 16
+        group, residues, step = row_groups(shape, area)
+        classes = channel_classes(shape.task) if area.copy == COPY_ROWS else 1
+        box_rows = -(-rows // residues)
+        count = min(residues, rows) * classes
+        block = columns * box_rows * area.images * 16 // classes  # of one box
+        rings = list(reversed(BOX_RINGS[: 2 if count > 1 else 1]))
         total = shape.task.in_channels * shape.task.element_bytes // 16
-        many = total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST
-        good = BOX_BEST if many else BOX_GOOD
-        blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= good))
-        size = up(blocks * block, 128)
-        count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
-        return (columns, rows, blocks, size, count), size * count
+        if count == 1 and total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST:
+            rings = [(BOX_BEST, BOX_RINGS[0][1])]
+        known = set()
+        for good, ring in rings:  # the first of equals
+            fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+            blocks = max(fits, default=1)
+            stride = up(blocks * block, 128)
+            size = stride * count
+            chunks = min(max(ring // size, 2), MAX_CHUNKS)
+            if blocks in known:
+                continue
+            known.add(blocks)
+            shift = group.bit_length() - 1
+            every = box_rows, residues, classes, shift, step, stride
+            yield Box(columns, rows, blocks, size, chunks, *every), size * chunks
 
     # ===== planner/sm90_cost.py ===================================================================
     # What the Hopper kernel costs: work of one unit in, cycles out.
@@ -1259,10 +1341,21 @@ def _planner():
     or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
     hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
     8.7 %; the width of a vector hardly counts, so the bytes do not."""
+    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
+    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
+    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
+    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
+    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
     PACK_MICROSECONDS = 8.0
     """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
     START_CYCLES = 4000.0
     """Launch, first slice and last store, which nothing hides."""
+
+
+    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
+        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
+        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
+        return chunks * each + steps * FEEDING["step"]
 
 
     @dataclass(frozen=True)
@@ -1292,6 +1385,8 @@ def _planner():
         """Slices that are multiplied with weights that stay in shared memory."""
         lines: float = 0.0
         """Cycles of stores by lines, which `stored` and `segments` leave out."""
+        fed: float = 0.0
+        """Cycles of the feeding thread, beside everything else; 0 where it is not what limits."""
         split: bool = False
         """float32 that must not be rounded."""
 
@@ -1318,9 +1413,9 @@ def _planner():
 
         @property
         def cycles(self) -> float:
-            """The sum, without a dictionary: a plan asks it thousands of times."""
+            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
             each = self.constants
-            return (
+            total = (
                 each["tensor"] * self.tensor
                 + each["placed"] * self.placed
                 + each["slices"] * self.slices
@@ -1335,11 +1430,14 @@ def _planner():
                 + each["unit"]
                 + self.lines
             )
+            return max(total, self.fed)
 
         @property
         def most(self) -> str:
             """The stage that takes most."""
             terms = self.terms
+            if self.fed > sum(terms.values()):
+                return "starting the boxes"
             return max(terms, key=lambda name: terms[name])
 
     # ===== planner/sm90_weights.py ================================================================
@@ -1434,7 +1532,6 @@ def _planner():
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     BLOCK_ROWS = 64
-    BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
     PAIR_BYTES, VISIT_BYTES = 4, 48
@@ -1464,8 +1561,7 @@ def _planner():
         slots: int
         weights: "WeightRings"
         turn_slices: int
-        box: tuple[int, int, int, int, int]
-        """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
+        box: "Box"
         job_groups: int
         tiles: tuple[int, int, int, int]
         cycles: float
@@ -1529,7 +1625,7 @@ def _planner():
                 "slices": self.slices,
                 "slots": self.slots,
                 **self.weights.fields(),
-                **dict(zip(BOX_FIELDS, self.box, strict=True)),
+                **self.box._asdict(),
                 "flat": int(area.flat),
                 "alternate": int(self.alternate),
                 "turn_slices": self.turn_slices,
@@ -1564,7 +1660,8 @@ def _planner():
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
             if shape.task.split:
                 kind = "halve the columns of a tile"
-            copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
+            boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
+            copies = boxes.get(copy, "copies of the loaders' own")
             several = f"{planes} planes, each " if planes > 1 else ""
             return (
                 f"tile {area.images} x {area.height} x {area.width} lattice points, "
@@ -1666,11 +1763,11 @@ def _planner():
                 continue
             orders = (True, False) if len(job_list) > 1 and not split else (True,)
             for area in areas(shape, n, store_vector(shape, job_list)):
-                if not addressable(shape.task, area):
+                if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                     continue
                 for slice_blocks in depths:
-                    ring = raw_ring(shape, area, slice_blocks)
-                    for alternate in orders:
+                    rings = list(raw_rings(shape, area, slice_blocks))
+                    for alternate, ring in product(orders, rings):
                         key = blocks, alternate, slice_blocks
                         if key not in loads:
                             loads[key] = Load.of(job_list, alternate, slice_blocks, split)
@@ -1713,7 +1810,7 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        ring: tuple[tuple[int, int, int, int, int], int],
+        ring: "tuple[Box, int]",
         hardware: "Hardware",
     ) -> "Iterator[Tiling]":
         """The depths of the rings that fit shared memory."""
@@ -1736,7 +1833,7 @@ def _planner():
             turn = turn_slices(whole, load.most_visits * slices, slots)
             key = turn, weights.rings, weights.resident
             if key not in known:
-                depth = (slices, *key, *ring[0][2::2])
+                depth = (slices, *key, ring[0])
                 known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
             work, cycles = known[key]
             yield Tiling(
@@ -1786,15 +1883,15 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int, int, bool, int, int],
+        depth: "tuple[int, int, int, bool, Box]",
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
         of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-        turn, rings of weights, whether those stay, channel blocks of a box, boxes in their ring."""
+        turn, rings of weights, whether those stay, the boxes."""
         task = shape.task
         n, _, alternate, slice_blocks = form
-        slices, per_turn, rings, resident, box_blocks, boxes = depth
+        slices, per_turn, rings, resident, box = depth
         share = slices / load.groups
         unit_slices = load.visits * share
         outputs = task.outputs * (1 - task.filled) / units
@@ -1818,13 +1915,16 @@ def _planner():
         if task.split:
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         gathered = 1.0
-        if area.copy != COPY_BOXES:
+        if area.copy < COPY_BOXES:
             gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
+        chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
+        fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+        fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
         return UnitWork(
             tensor=load.pairs * share * n / 2,
             placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
             slices=unit_slices,
-            starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
+            starved=chunks if box.raw_chunks == 2 else 0.0,
             turns=turns,
             stored=stored,
             segments=segments,
@@ -1833,6 +1933,7 @@ def _planner():
             bare_segments=segments if rings == 2 else 0.0,
             kept=unit_slices if resident else 0.0,
             lines=lines,
+            fed=fed if area.copy == COPY_ROWS else 0.0,
             split=task.split,
         )
 
@@ -1843,7 +1944,7 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: tuple[int, int, int, bool, int, int],
+        depth: "tuple[int, int, int, bool, Box]",
         tiles: tuple[int, int, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
@@ -2112,7 +2213,8 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
-  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, */                 \
+                   /* 3 TMA boxes of whole tiles, 4 of every few rows and channels */            \
   X(batch)                                                                                       \
   X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
   X(in_channels)                                                                                 \
@@ -2149,12 +2251,18 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
   X(stages)       /* of one such ring */                                                         \
   X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
-  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
-  X(raw_h)                                                                                       \
-  X(raw_blocks) /* channel blocks of one */                                                      \
+  X(raw_w)        /* TMA boxes: columns and rows of some channel blocks of a tile, */            \
+  X(raw_h)        /* how many of these, their bytes, how many such lie in the ring */            \
+  X(raw_blocks)                                                                                  \
   X(raw_bytes)                                                                                   \
   X(raw_chunks)                                                                                  \
-  X(flat)         /* 1: boxes see an image as one long row; no tap reaches another pixel */      \
+  X(raw_rows)     /* rows of one box: all, or every raw_residues-th, */                          \
+  X(raw_residues) /* which begin on the same place in 16 bytes */                                \
+  X(raw_classes)  /* channels of one box: all, or every raw_classes-th */                        \
+  X(raw_shift)    /* TMA sees rows in groups of 1 << raw_shift, */                               \
+  X(raw_step)     /* and a box takes every raw_step-th group */                                  \
+  X(raw_stride)   /* bytes from one box to the next */                                           \
+  X(flat)         /* 1: an image is one long row to them; no tap reaches another pixel */        \
   X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
   X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
   X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
@@ -2547,7 +2655,8 @@ constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 24;  // of all rings
 constexpr int kMaxChunks = 16;
 constexpr int kLoaderWarps = kLoaders / 32;
-constexpr int kCopyBoxes = 3;            // Sm90Params::copy
+constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
+constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
@@ -2572,7 +2681,7 @@ __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   return (bytes + 127) / 128 * 128;  // TMA writes to multiples of 128 bytes
 }
 __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
-  return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
+  return p.copy >= kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
 }
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.
@@ -3800,10 +3909,400 @@ __global__ void sm90_fill(const __grid_constant__ Sm90Params p) {
 
 }  // namespace upconv
 
+// ===== csrc/cuda/sm90_boxes.cuh ==================================================================
+
+// Hopper kernel: the input as TMA boxes: who starts them, and the loaders that turn them into
+// tiles.
+
+namespace upconv {
+
+// --- Boxes -----------------------------------------------------------------------------------
+
+// TMA wants rows and channels that begin on 16 bytes, and boxes too: else the copy is an illegal
+// instruction. A box therefore begins up to 15 bytes early, and the loaders skip its phase.
+//
+// Where rows do not begin on 16 bytes (1026 floats), every 2nd, 4th or 8th row does, and if need be
+// every so many-th channel. The tile then comes in several boxes (kCopyRows), [row % raw_residues]
+// [channel % raw_classes], each with a phase of its own. What lies beside a row in its box is
+// another row and no zeros, and so is a row outside the image: the loaders write the zeros.
+
+// First column of a unit's tile.
+__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
+                                          const int* visit) {
+  return where.x * p.in_step_x + visit[kVisitPlane + 2];
+}
+// First row, and depth.
+__device__ __forceinline__ int box_row(const Sm90Params& p, const Unit& where, const int* visit) {
+  return where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
+}
+__device__ __forceinline__ int box_depth(const Sm90Params& p, const Unit& where, const int* visit) {
+  return where.z * p.in_step_z + visit[kVisitPlane];
+}
+
+// The input of all units, a few channel blocks of a tile at a time, margins included. What lies
+// outside the image or the group arrives as zeros. kRows: boxes of every few rows and channels.
+template <bool kRows>
+struct BoxFeed {
+  const Sm90Params& p;
+  const Shared& shared;
+  const CUtensorMap& map;
+  const int block_channels;
+  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
+  // kRows: how many, and what leads from one to the next. Read from the kernel's parameters for
+  // each box, these made it 266 cycles instead of 120.
+  const int residues, classes, class_channels, class_rows, shift, width, stride;
+  int unit, block = 0, chunk = 0;
+  uint32_t parity = 1;
+  const int* visit = nullptr;
+  int planes = 0;  // of the unit that are still to come, with this one
+  int x = 0, y = 0, z = 0, image = 0;
+
+  __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
+                                     const CUtensorMap& map, int block_channels)
+      : p(p),
+        shared(shared),
+        map(map),
+        block_channels(block_channels),
+        units(ptx::pinned(kRows || p.copy == kCopyBoxes ? unit_count(p) : 0)),
+        blocks(ptx::pinned(p.slices * p.slice_blocks)),
+        chunks(ptx::pinned(p.raw_chunks)),
+        bytes(ptx::pinned(p.raw_w * p.raw_rows * min(p.raw_residues, p.raw_h) * p.tile_o *
+                          p.raw_blocks * 16)),
+        chunk_bytes(ptx::pinned(p.raw_bytes)),
+        residues(ptx::pinned(min(p.raw_residues, p.raw_h))),
+        classes(ptx::pinned(p.raw_classes)),
+        class_channels(ptx::pinned(block_channels / p.raw_classes)),
+        class_rows(ptx::pinned(p.in_d * p.in_h)),
+        shift(ptx::pinned(p.raw_shift)),
+        width(ptx::pinned(p.in_w)),
+        stride(ptx::pinned(p.raw_stride)),
+        unit(blockIdx.x) {
+    begin_unit();
+  }
+  __device__ __forceinline__ bool live() const { return unit < units; }
+
+  // From `unit` on, the first one that reads anything.
+  __device__ __forceinline__ void begin_unit() {
+    for (; live(); unit += gridDim.x) {
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+      planes = job.visits;
+      visit = shared.visits + job.visit * kVisitWords;
+      if (planes) break;
+    }
+    if (live()) begin_plane();
+  }
+
+  __device__ __forceinline__ void begin_plane() {
+    const Unit where(p, unit);
+    x = box_column(p, where, visit);
+    y = box_row(p, where, visit);
+    z = box_depth(p, where, visit);
+    image = where.o * p.conv_groups + where.conv_group;
+  }
+
+  __device__ __forceinline__ void try_next() {
+    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
+    const uint32_t full = shared.raw_full + 8 * chunk, to = shared.raw + chunk * chunk_bytes;
+    ptx::barrier_arrive_expect(full, bytes);
+    if constexpr (kRows) {
+      start_rows(to, full);
+    } else {
+      ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
+    }
+    if (++chunk == chunks) chunk = 0, parity ^= 1;
+    block += p.raw_blocks;
+    if (block < blocks) return;
+    block = 0;
+    if (--planes) {
+      visit += kVisitWords;
+      begin_plane();
+    } else {
+      unit += gridDim.x;
+      begin_unit();
+    }
+  }
+
+  // Every raw_residues-th row and every raw_classes-th channel, from each of the first ones on. A
+  // depth outside the image is a box outside the tensor.
+  __device__ __forceinline__ void start_rows(uint32_t to, uint32_t full) const {
+    const bool inside = static_cast<unsigned>(z) < p.in_d;
+    const int channel = inside ? block * class_channels : p.in_channels;
+    const int mask = (1 << shift) - 1;
+    int first = z * p.in_h + y;
+    for (int residue = residues; residue > 0; --residue, first += p.in_step_y) {
+      int row = first;
+#pragma unroll 1
+      for (int of_class = classes; of_class > 0; --of_class, row += class_rows) {
+        const int at = (row & mask) * width + x;
+        ptx::box_copy(to, map, at & -block_channels, row >> shift, 0, channel, image, full);
+        to += stride;
+      }
+    }
+  }
+};
+
+// --- Box loaders -----------------------------------------------------------------------------
+
+// Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
+// lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
+// reads of every in_step_x-th column. kApart: two pixels of 16 bits do not lie together in 4 bytes,
+// because columns have a step or rows an odd length. kRows: boxes of every few rows and channels,
+// which lie apart.
+template <typename Operand, bool kApart, bool kRows>
+struct BoxLoader {
+  using Element = typename Operand::Element;
+  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kWide = kE / 4;           // pixels of one 4-byte read: 1, or 2 of 16 bits
+  static constexpr int kKnown = kRows ? kE : 1;  // channels of a block whose places are kept
+  static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
+  const Sm90Params& p;
+  const Shared& shared;
+  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
+  const uint32_t box_block_step;            // from one channel block of the box to the next
+  const uint32_t tail_step;                 // from the head of a split number to its tail
+  const int raw_blocks;
+  // Every thread has as many places; those past the tile are read anywhere and not written, those
+  // that pad it to 4 pixels are written and never used. Column, row and image in the boxes, a byte
+  // each.
+  uint32_t places[kMost];
+
+  __device__ __forceinline__ static int count_places(const Sm90Params& p) {
+    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
+  }
+
+  __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
+      : p(p),
+        shared(shared),
+        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_rows * sizeof(Element))),
+        block_step(ptx::pinned(p.block_pitch * 16)),
+        box_block_step(ptx::pinned(channel_step * (kE / p.raw_classes))),
+        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
+        raw_blocks(ptx::pinned(p.raw_blocks)) {
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) {
+      const int pixel = (i * kLoaders + threadIdx.x) * kWide;
+      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int image = pixel / p.pitch / p.rows % p.tile_o;
+      const int lane = pixel / p.pitch / p.rows / p.tile_o;
+      const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
+      const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
+      places[i] = lane < p.tile_lanes ? image << 16 | box_row << 8 | box_column : 0;
+    }
+  }
+
+  // Where each channel of a block lies for each place, or the first where they follow each other.
+  // `first`: where the first column of the tile's first row lies in the run of all numbers, modulo
+  // 16 bytes.
+  template <int kPlaces>
+  __device__ __forceinline__ void find_sources(uint32_t (&source)[kPlaces][kKnown],
+                                               int first) const {
+    const int class_shift = __popc(p.raw_classes - 1), size = p.in_d * p.in_h * p.in_w;
+    const int residue_shift = __popc(p.raw_residues - 1), row_size = p.in_step_y * p.in_w;
+#pragma unroll
+    for (int i = 0; i < kPlaces; ++i) {
+      const uint32_t column = places[i] & 255, row = places[i] >> 8 & 255, image = places[i] >> 16;
+      const uint32_t residue = row & (p.raw_residues - 1), box_row = row >> residue_shift;
+      const uint32_t base = residue * p.raw_classes * p.raw_stride +
+                            image * raw_blocks * box_block_step +
+                            (box_row * p.raw_w + column) * sizeof(Element);
+#pragma unroll
+      for (int c = 0; c < kKnown; ++c) {
+        const uint32_t of_class = c & (p.raw_classes - 1);
+        const uint32_t phase = first + row * row_size + of_class * size & (kE - 1);
+        const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
+        source[i][c] = base + channel + (kRows ? phase * sizeof(Element) : 0);
+      }
+    }
+  }
+
+  // The pixels of this thread, as bits, that lie outside the image, whose first ones are at `x, y`.
+  template <int kPlaces>
+  __device__ __forceinline__ uint32_t pixels_outside(int x, int y, bool last) const {
+    uint32_t outside = 0;
+#pragma unroll
+    for (int i = 0; i < kPlaces * kWide; ++i) {
+      const uint32_t place = places[i / kWide];
+      const unsigned column = x + (place & 255) + i % kWide * p.in_step_x;
+      const unsigned row = y + (place >> 8 & 255) * p.in_step_y;
+      const bool on = i / kWide + 1 < kPlaces || last;
+      outside |= static_cast<uint32_t>(on && (column >= p.in_w || row >= p.in_h)) << i;
+    }
+    return outside;
+  }
+
+  // Overwrites them with zeros: their boxes had other pixels there.
+  __device__ __forceinline__ void wipe(uint32_t outside, uint32_t target) const {
+    for (; outside; outside &= outside - 1) {
+      const int i = 31 - __clz(outside & -outside);
+      uint32_t to = target + ((i / kWide * kLoaders + threadIdx.x) * kWide + i % kWide) * 16;
+      for (int block = raw_blocks; block > 0; --block, to += block_step) {
+        ptx::store_shared(to, make_uint4(0, 0, 0, 0));
+        if constexpr (Operand::kSplit) ptx::store_shared(to + tail_step, make_uint4(0, 0, 0, 0));
+      }
+    }
+  }
+
+  // One pixel, or two of 16 bits, of every channel at one place of the box.
+  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t box,
+                                       const uint32_t (&source)[kKnown]) const {
+    uint32_t from = box + source[0];
+#pragma unroll
+    for (int c = 0; c < kE; ++c, from += channel_step) {
+      if constexpr (kRows) from = box + source[c];
+      if constexpr (kApart) {
+        unsigned short low, high;
+        ptx::load_shared(low, from);
+        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
+        v[c] = low | static_cast<uint32_t>(high) << 16;
+      } else {
+        ptx::load_shared(v[c], from);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
+                                        bool on) const {
+    const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
+    if constexpr (kE == 4) {
+      ptx::store_shared_if(on, target,
+                           make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
+                                      Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
+      if constexpr (Operand::kSplit) {
+        ptx::store_shared_if(on, target + tail_step,
+                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
+                                        Operand::tail(v[2]), Operand::tail(v[3])));
+      }
+    } else {
+      // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
+      const uint32_t odd = threadIdx.x / 4 % 2;
+#pragma unroll
+      for (uint32_t k = 0; k < 2; ++k) {
+        const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
+        ptx::store_shared_if(
+            on, target + (k ^ odd) * 16,
+            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
+                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
+      }
+    }
+  }
+
+  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
+  // many reads as registers allow are on their way together.
+  template <int kBlocks, int kPlaces>
+  __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
+                                        uint32_t target, bool last) const {
+    constexpr int kRoom = (kApart ? 16 : 32) / kE / kBlocks;
+    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
+#pragma unroll
+    for (int first = 0; first < kPlaces; first += kTogether) {
+      uint32_t v[kBlocks][kTogether][kE];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          read(v[b][i - first], box + b * box_block_step, source[i]);
+        }
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b)
+#pragma unroll
+        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
+        }
+    }
+  }
+
+  // All channel blocks of a box, several at a time where a thread has few places.
+  template <int kPlaces>
+  __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
+                                            uint32_t target, bool last) const {
+    constexpr int kBlocks = kApart || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
+    int left = raw_blocks;
+    for (; left >= kBlocks; left -= kBlocks) {
+      place<kBlocks, kPlaces>(box, source, target, last);
+      box += kBlocks * box_block_step;
+      target += kBlocks * block_step;
+    }
+    for (; kBlocks > 1 && left > 0; --left) {
+      place<1, kPlaces>(box, source, target, last);
+      box += box_block_step;
+      target += block_step;
+    }
+  }
+
+  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
+  // place cost more than its reads.
+  template <int kPlaces>
+  __device__ __forceinline__ void run() const {
+    int chunk = 0, slot = 0;
+    uint32_t chunk_parity = 0, slot_parity = 1;
+    const bool speaker = threadIdx.x % 32 == 0;
+    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
+    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
+    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
+    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
+    uint32_t source[kPlaces][kKnown], outside = 0;
+    int known = -1;  // the `first` of the sources
+    if constexpr (!kRows) find_sources(source, 0);
+    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      const Unit where(p, unit);
+      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+        const int x = box_column(p, where, visit);
+        uint32_t late = (x & (kE - 1)) * sizeof(Element);
+        if constexpr (kRows) {
+          const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
+          const int first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
+          if (first != known) find_sources(source, known = first);
+          if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
+          late = 0;
+        }
+        for (int slices = p.slices; slices > 0; --slices) {
+          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+          uint32_t target = shared.slots + slot * slot_bytes(p);
+          for (int box = boxes; box > 0; --box) {
+            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+            place_box(shared.raw + chunk * chunk_bytes + late, source, target, last);
+            if (kRows && outside) wipe(outside, target);
+            target += raw_blocks * block_step;
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+          }
+          ptx::fence_async_proxy();
+          __syncwarp();
+          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+          if (++slot == slots) slot = 0, slot_parity ^= 1;
+        }
+      }
+    }
+  }
+};
+
+template <typename Loader, int kPlaces = 1>
+__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
+  if (Loader::count_places(p) == kPlaces) {
+    loader.template run<kPlaces>();
+  } else if constexpr (kPlaces < Loader::kMost) {
+    run_loader<Loader, kPlaces + 1>(p, loader);
+  }
+}
+
+template <typename Operand, bool kRows>
+__device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    const bool apart = p.in_step_x > 1 || (kRows && p.in_w % 2);
+    if (apart) return run_loader(p, BoxLoader<Operand, true, kRows>(p, shared));
+  }
+  run_loader(p, BoxLoader<Operand, false, kRows>(p, shared));
+}
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_gather.cuh =================================================================
 
-// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: rows that do not
-// start on 16 bytes, rows longer than a box, channels_last.
+// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: channels_last, rows
+// longer than a box, channels of which too few begin on 16 bytes.
 
 namespace upconv {
 
@@ -4118,7 +4617,7 @@ __device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& 
 
 // ===== csrc/cuda/sm90_producers.cuh ==============================================================
 
-// Hopper kernel: the thread that feeds both rings, and the loaders that turn boxes into tiles.
+// Hopper kernel: the thread that feeds both rings.
 
 namespace upconv {
 
@@ -4249,91 +4748,11 @@ struct WeightFeed {
   }
 };
 
-// First column of a unit's tile in the input, and how far a box must begin before it: boxes begin
-// on 16 bytes, or the copy is an illegal instruction.
-__device__ __forceinline__ int box_column(const Sm90Params& p, const Unit& where,
-                                          const int* visit) {
-  return p.flat ? where.y * p.in_w : where.x * p.in_step_x + visit[kVisitPlane + 2];
-}
-__device__ __forceinline__ int box_phase(int column, int block_channels) {
-  return column & (block_channels - 1);  // a channel block is 16 bytes, and so are as many columns
-}
-
-// The input of all units as TMA boxes: a few channel blocks of the whole tile each, margins
-// included. What lies outside the image or the group arrives as zeros.
-struct BoxFeed {
-  const Sm90Params& p;
-  const Shared& shared;
-  const CUtensorMap& map;
-  const int block_channels;
-  const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a box
-  int unit, block = 0, chunk = 0;
-  uint32_t parity = 1;
-  const int* visit = nullptr;
-  int planes = 0;  // of the unit that are still to come, with this one
-  int x = 0, y = 0, z = 0, image = 0;
-
-  __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
-                                     const CUtensorMap& map, int block_channels)
-      : p(p),
-        shared(shared),
-        map(map),
-        block_channels(block_channels),
-        units(ptx::pinned(p.copy == kCopyBoxes ? unit_count(p) : 0)),
-        blocks(ptx::pinned(p.slices * p.slice_blocks)),
-        chunks(ptx::pinned(p.raw_chunks)),
-        bytes(ptx::pinned(p.raw_w * p.raw_h * p.tile_o * p.raw_blocks * 16)),
-        chunk_bytes(ptx::pinned(p.raw_bytes)),
-        unit(blockIdx.x) {
-    begin_unit();
-  }
-  __device__ __forceinline__ bool live() const { return unit < units; }
-
-  // From `unit` on, the first one that reads anything.
-  __device__ __forceinline__ void begin_unit() {
-    for (; live(); unit += gridDim.x) {
-      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      planes = job.visits;
-      visit = shared.visits + job.visit * kVisitWords;
-      if (planes) break;
-    }
-    if (live()) begin_plane();
-  }
-
-  __device__ __forceinline__ void begin_plane() {
-    const Unit where(p, unit);
-    x = box_column(p, where, visit);
-    x -= box_phase(x, block_channels);
-    y = p.flat ? 0 : where.y * p.lanes * p.in_step_y + visit[kVisitPlane + 1];
-    z = where.z * p.in_step_z + visit[kVisitPlane];
-    image = where.o * p.conv_groups + where.conv_group;
-  }
-
-  __device__ __forceinline__ void try_next() {
-    if (!live() || !ptx::barrier_test(shared.raw_free + 8 * chunk, parity)) return;
-    const uint32_t full = shared.raw_full + 8 * chunk;
-    ptx::barrier_arrive_expect(full, bytes);
-    const int channel = block * block_channels;
-    ptx::box_copy(shared.raw + chunk * chunk_bytes, map, x, y, z, channel, image, full);
-    if (++chunk == chunks) chunk = 0, parity ^= 1;
-    block += p.raw_blocks;
-    if (block < blocks) return;
-    block = 0;
-    if (--planes) {
-      visit += kVisitWords;
-      begin_plane();
-    } else {
-      unit += gridDim.x;
-      begin_unit();
-    }
-  }
-};
-
 // One thread starts every copy of weights and boxes as soon as there is room for it.
-template <typename Operand>
+template <typename Operand, bool kRows>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {
-  BoxFeed boxes(p, shared, map, Operand::kBlockChannels);
+  BoxFeed<kRows> boxes(p, shared, map, Operand::kBlockChannels);
   if (p.rings == 2) {
     OwnWeightFeed first(p, shared, 0), second(p, shared, 1);
     while (first.live() || second.live() || boxes.live()) {
@@ -4348,189 +4767,6 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
     weights.try_next();
     boxes.try_next();
   }
-}
-
-// --- Box loaders -----------------------------------------------------------------------------
-
-// Turns boxes from [channel][row][column] into [pixel][channel], 16 bytes a pixel. Neighbouring
-// lanes take neighbouring pixels: every read and every write is free of bank conflicts, but for the
-// reads of every in_step_x-th column. kStep: columns have a step, so that two pixels of 16 bits do
-// not lie together.
-template <typename Operand, bool kStep>
-struct BoxLoader {
-  using Element = typename Operand::Element;
-  static constexpr int kE = Operand::kBlockChannels;
-  static constexpr int kWide = kE / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
-  static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
-  const Sm90Params& p;
-  const Shared& shared;
-  const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
-  const uint32_t tail_step;                 // from the head of a split number to its tail
-  const int raw_blocks;
-  // Every thread has as many places; those past the tile are read anywhere and not written, those
-  // that pad it to 4 pixels are written and never used.
-  int source[kMost];  // bytes into the box
-
-  __device__ __forceinline__ static int places(const Sm90Params& p) {
-    return (p.pixels + kLoaders * kWide - 1) / (kLoaders * kWide);
-  }
-
-  __device__ __forceinline__ BoxLoader(const Sm90Params& p, const Shared& shared)
-      : p(p),
-        shared(shared),
-        channel_step(ptx::pinned<uint32_t>(p.raw_w * p.raw_h * sizeof(Element))),
-        block_step(ptx::pinned(p.block_pitch * 16)),
-        tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
-        raw_blocks(ptx::pinned(p.raw_blocks)) {
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-      const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
-      const int image = pixel / p.pitch / p.rows % p.tile_o;
-      const int lane = pixel / p.pitch / p.rows / p.tile_o;
-      const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;
-      const int box_column = p.flat ? row * p.pitch + column : column * p.in_step_x;
-      const int at = ((image * p.raw_blocks * kE * p.raw_h + box_row) * p.raw_w + box_column) *
-                     static_cast<int>(sizeof(Element));
-      source[i] = lane < p.tile_lanes ? at : 0;
-    }
-  }
-
-  // One pixel, or two of 16 bits, of every channel at one place of the box.
-  __device__ __forceinline__ void read(uint32_t (&v)[kE], uint32_t from) const {
-#pragma unroll
-    for (int c = 0; c < kE; ++c, from += channel_step) {
-      if constexpr (kStep) {
-        unsigned short low, high;
-        ptx::load_shared(low, from);
-        ptx::load_shared(high, from + p.in_step_x * sizeof(Element));
-        v[c] = low | static_cast<uint32_t>(high) << 16;
-      } else {
-        ptx::load_shared(v[c], from);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
-                                        bool on) const {
-    const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
-    if constexpr (kE == 4) {
-      ptx::store_shared_if(on, target,
-                           make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
-                                      Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
-      if constexpr (Operand::kSplit) {
-        ptx::store_shared_if(on, target + tail_step,
-                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
-                                        Operand::tail(v[2]), Operand::tail(v[3])));
-      }
-    } else {
-      // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
-      const uint32_t odd = threadIdx.x / 4 % 2;
-#pragma unroll
-      for (uint32_t k = 0; k < 2; ++k) {
-        const uint32_t pick = k ^ odd ? 0x7632 : 0x5410;
-        ptx::store_shared_if(
-            on, target + (k ^ odd) * 16,
-            make_uint4(__byte_perm(v[0], v[1], pick), __byte_perm(v[2], v[3], pick),
-                       __byte_perm(v[4], v[5], pick), __byte_perm(v[6], v[7], pick)));
-      }
-    }
-  }
-
-  // kBlocks channel blocks of a box, all kPlaces places, of which the last is written if `last`. As
-  // many reads as registers allow are on their way together.
-  template <int kBlocks, int kPlaces>
-  __device__ __forceinline__ void place(uint32_t box, uint32_t target, bool last) const {
-    constexpr int kRoom = (kStep ? 16 : 32) / kE / kBlocks;
-    constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
-#pragma unroll
-    for (int first = 0; first < kPlaces; first += kTogether) {
-      uint32_t v[kBlocks][kTogether][kE];
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
-          read(v[b][i - first], box + b * kE * channel_step + source[i]);
-        }
-#pragma unroll
-      for (int b = 0; b < kBlocks; ++b)
-#pragma unroll
-        for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
-          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
-        }
-    }
-  }
-
-  // All channel blocks of a box, several at a time where a thread has few places.
-  template <int kPlaces>
-  __device__ __forceinline__ void place_box(uint32_t box, uint32_t target, bool last) const {
-    constexpr int kBlocks = kStep || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
-    int left = raw_blocks;
-    for (; left >= kBlocks; left -= kBlocks) {
-      place<kBlocks, kPlaces>(box, target, last);
-      box += kBlocks * kE * channel_step;
-      target += kBlocks * block_step;
-    }
-    for (; kBlocks > 1 && left > 0; --left) {
-      place<1, kPlaces>(box, target, last);
-      box += kE * channel_step;
-      target += block_step;
-    }
-  }
-
-  // The whole kernel's work, for a tile of which each thread has kPlaces places: a branch for each
-  // place cost more than its reads.
-  template <int kPlaces>
-  __device__ __forceinline__ void run() const {
-    int chunk = 0, slot = 0;
-    uint32_t chunk_parity = 0, slot_parity = 1;
-    const bool speaker = threadIdx.x % 32 == 0;
-    const bool last = ((kPlaces - 1) * kLoaders + threadIdx.x) * kWide < p.pixels;
-    const int units = ptx::pinned(unit_count(p)), slots = ptx::pinned(p.slots);
-    const int chunks = ptx::pinned(p.raw_chunks), chunk_bytes = ptx::pinned(p.raw_bytes);
-    const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      const Unit where(p, unit);
-      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      const int* visit = shared.visits + job.visit * kVisitWords;
-      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
-        const uint32_t phase = box_phase(box_column(p, where, visit), kE) * sizeof(Element);
-        for (int slices = p.slices; slices > 0; --slices) {
-          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
-          uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int box = boxes; box > 0; --box) {
-            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box<kPlaces>(shared.raw + chunk * chunk_bytes + phase, target, last);
-            target += raw_blocks * block_step;
-            __syncwarp();
-            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
-          }
-          ptx::fence_async_proxy();
-          __syncwarp();
-          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == slots) slot = 0, slot_parity ^= 1;
-        }
-      }
-    }
-  }
-};
-
-template <typename Loader, int kPlaces = 1>
-__device__ __forceinline__ void run_loader(const Sm90Params& p, const Loader& loader) {
-  if (Loader::places(p) == kPlaces) {
-    loader.template run<kPlaces>();
-  } else if constexpr (kPlaces < Loader::kMost) {
-    run_loader<Loader, kPlaces + 1>(p, loader);
-  }
-}
-
-template <typename Operand>
-__device__ __forceinline__ void load_boxes(const Sm90Params& p, const Shared& shared) {
-  if constexpr (sizeof(typename Operand::Element) == 2) {
-    if (p.in_step_x > 1) return run_loader(p, BoxLoader<Operand, true>(p, shared));
-  }
-  run_loader(p, BoxLoader<Operand, false>(p, shared));
 }
 
 }  // namespace upconv
@@ -4581,7 +4817,10 @@ namespace upconv {
 
 // --- The kernel ------------------------------------------------------------------------------
 
-template <typename Operand, int N, int MB>
+// kRows: the input comes in boxes of every few rows and channels (kCopyRows). A kernel of its own:
+// as one more branch of the loaders it made ptxas spill what the consumers keep of a unit, and a
+// local load waits for L2 (kb57 in BF16 1.23 -> 1.36 ms).
+template <typename Operand, int N, int MB, bool kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgmma_fprop(const __grid_constant__ Sm90Params p,
                      const __grid_constant__ CUtensorMap map) {
@@ -4619,9 +4858,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x < 128) {
     ptx::give_registers<120>();
     if (threadIdx.x >= kLoaders) {
-      if (ptx::elected()) feed<Operand>(p, shared, map);
-    } else if (p.copy == kCopyBoxes) {
-      load_boxes<Operand>(p, shared);
+      if (ptx::elected()) feed<Operand, kRows>(p, shared, map);
+    } else if (kRows || p.copy == kCopyBoxes) {
+      load_boxes<Operand, kRows>(p, shared);
     } else {
       gather_tiles<Operand>(p, shared);
     }
@@ -4781,31 +5020,42 @@ namespace upconv {
 #define UPCONV_SM90_NARROW_TILES(X) X(184, 1) X(128, 1) X(64, 1)
 #define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2) X(64, 2)
 
+// The tiles of boxes of every few rows (kCopyRows): ROW_TILES in upconv/planner/sm90_area.py.
+// Hardly any other was the fastest, and 10 % were lost at most.
+#define UPCONV_SM90_ROW_TILES(X) X(256, 1) X(216, 1) X(128, 2) X(104, 2)
+
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
 #define UPCONV_SM90_SPLIT_NARROW_TILES(X) X(128, 1) X(128, 2)
+#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
 // zeros and not the next one's, whose NaN would survive zero weights.
+// Where rows do not begin on 16 bytes: a few rows as one, which do together, then how many such lie
+// in as many channels as begin on 16 bytes together, and so many channels as one.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
-                              size(p.in_d), size(p.in_channels),
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const bool grouped = p.copy == kCopyRows;
+  const cuuint64_t rows = size(p.raw_classes) * size(p.in_d) * size(p.in_h);
+  const cuuint64_t together = p.flat ? rows : size(1) << p.raw_shift;
+  const cuuint64_t sizes[] = {size(p.in_w) * (grouped ? together : 1),
+                              grouped ? rows / together : size(p.in_h), size(grouped ? 1 : p.in_d),
+                              size(p.in_channels / p.raw_classes),
                               size(p.batch) * size(p.conv_groups)};
   cuuint64_t strides[4];
   cuuint64_t bytes = kBytes;
   for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
   // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
-  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.flat ? 1 : p.in_step_y), 1, 1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
-                            static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
-                            static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
-                            static_cast<cuuint32_t>(p.tile_o)};
+  const cuuint32_t steps[] = {1, part(p.raw_step), 1, 1, 1};
+  const cuuint32_t box[] = {part(p.raw_w), part(p.raw_rows * p.raw_step), 1,
+                            part(p.raw_blocks * Operand::kBlockChannels / p.raw_classes),
+                            part(p.tile_o)};
   const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                    : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                      : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
@@ -4816,25 +5066,28 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <typename Operand, int N, int MB>
+template <typename Operand, int N, int MB, bool kRows>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
-  auto kernel = sm90_wgmma_fprop<Operand, N, MB>;
+  auto kernel = sm90_wgmma_fprop<Operand, N, MB, kRows>;
   const int bytes = shared_bytes(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
-  if (p.copy == kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
+  if (p.copy >= kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
     return error;
   kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   return cudaGetLastError();
 }
 
 // For files that compile a part of the tiles, or leave it to another file; `Here` is their operand.
-#define UPCONV_SM90_HERE(n, mb)                                                         \
-  template cudaError_t launch_tile<Here, n / Here::kShares, mb>(const Sm90Params&, int, \
-                                                                cudaStream_t);
-#define UPCONV_SM90_ELSEWHERE(n, mb) extern UPCONV_SM90_HERE(n, mb)
+#define UPCONV_SM90_TILE(n, mb, rows)                                                         \
+  template cudaError_t launch_tile<Here, n / Here::kShares, mb, rows>(const Sm90Params&, int, \
+                                                                      cudaStream_t);
+#define UPCONV_SM90_HERE(n, mb) UPCONV_SM90_TILE(n, mb, false)
+#define UPCONV_SM90_ELSEWHERE(n, mb) extern UPCONV_SM90_TILE(n, mb, false)
+#define UPCONV_SM90_ROWS_HERE(n, mb) UPCONV_SM90_TILE(n, mb, true)
+#define UPCONV_SM90_ROWS_ELSEWHERE(n, mb) extern UPCONV_SM90_TILE(n, mb, true)
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
@@ -4847,18 +5100,24 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
   const int units = unit_count(p);
   const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
   const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
-#define UPCONV_TRY(n, mb)                  \
-  if (p.tile_n == n && p.job_blocks == mb) \
-    return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
+#define UPCONV_TRY_EITHER(n, mb, rows)                                      \
+  if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
+    return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);
+#define UPCONV_TRY(n, mb) UPCONV_TRY_EITHER(n, mb, false)
+#define UPCONV_TRY_ROWS(n, mb) UPCONV_TRY_EITHER(n, mb, true)
   if constexpr (Operand::kSplit) {
     UPCONV_SM90_SPLIT_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_SPLIT_NARROW_TILES(UPCONV_TRY)
+    UPCONV_SM90_SPLIT_ROW_TILES(UPCONV_TRY_ROWS)
   } else {
     UPCONV_SM90_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_NARROW_TILES(UPCONV_TRY)
     UPCONV_SM90_DOUBLE_TILES(UPCONV_TRY)
+    UPCONV_SM90_ROW_TILES(UPCONV_TRY_ROWS)
   }
+#undef UPCONV_TRY_ROWS
 #undef UPCONV_TRY
+#undef UPCONV_TRY_EITHER
   return cudaErrorInvalidConfiguration;
 }
 
@@ -4887,6 +5146,7 @@ namespace upconv {
 using Here = Tf32;
 UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
 UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
+UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
 
 cudaError_t sm90_fprop_tf32(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   return launch_fprop<Here>(p, multiprocessors, stream);
@@ -4918,6 +5178,17 @@ namespace upconv {
 
 using Here = Tf32;
 UPCONV_SM90_NARROW_TILES(UPCONV_SM90_HERE)
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_tf32_rows.cu ===============================================================
+
+// The Hopper kernel for Tf32 operands: the tiles that come in boxes of every few rows.
+
+namespace upconv {
+
+using Here = Tf32;
+UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_HERE)
 
 }  // namespace upconv
 

@@ -3,34 +3,45 @@
 A tile is `images x height x width` lattice points of one depth. Its input lies in shared memory
 row after row, `pitch` pixels from one row to the next, so that the N pixels of one WGMMA run over
 row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
-(height), the margin of one row (image) is the margin of the next as well: both are zeros. Where no
-tap reaches another pixel there are no margins, and TMA may see an image as one long row ("flat").
+(height), the margin of one row (image) is the margin of the next as well: both are zeros.
+
+TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every 2nd, 4th or 8th
+row does, and the rows of each residue are a box of their own; or the whole image is one long row
+("flat"), where no tap reaches another pixel. Channels that do not begin on 16 bytes are divided in
+the same way, into classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
+from typing import NamedTuple
 
 from .sm90_task import Shape, Task
 
 GATHER_BYTES = 2 * 8 * 96 * 4 + 6 * 64 * 96
 """Table of offsets and raw ring of the loaders, where they copy without TMA."""
-BOX_BYTES = 32 * 1024
-"""Boxes in the raw ring where TMA copies: what must be under way to keep the memory busy."""
-BOX_GOOD, BOX_BEST, BOX_SLICES = 8 * 1024, 16 * 1024, 4
-"""Boxes of small tiles take several channel blocks, up to the first size: each costs barriers and
-one of the feeder's copies. Where at least so many slices follow each other and 8 blocks fit the
-second size, up to that: unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want
-more boxes on their way instead: kb57 2.04 -> 2.31."""
+BOX_RINGS = ((8 * 1024, 32 * 1024), (16 * 1024, 48 * 1024))
+"""Bytes of boxes up to which they take several channel blocks, since each costs barriers and one of
+the feeder's copies, and of all in the raw ring, which must be under way to keep the memory busy.
+The second where a tile has several boxes: fewer and larger ones."""
+BOX_BEST, BOX_SLICES = 16 * 1024, 4
+"""Where at least so many slices follow each other and 8 blocks fit this size, boxes are as large:
+unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want more boxes on their way
+instead: kb57 2.04 -> 2.31."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
 BOX_STEP_MOST = 8
 """Greatest step of a box along its rows."""
 MAX_CHUNKS = 16
-COPY_BOXES = 3
-"""`copy` for TMA boxes."""
+COPY_BOXES, COPY_ROWS = 3, 4
+ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
+"""(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
+SPLIT_ROW_TILES = ((256, 1),)
+"""`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
+FLAT_SHIFT = 30
+"""`raw_shift` where all rows of an image are one group."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
 
@@ -52,6 +63,34 @@ class Area:
     """Of the tile: where it is one lattice point high, every input row is one."""
 
 
+class Box(NamedTuple):
+    """The TMA boxes of some channel blocks of a tile, as the kernel's parameters name it all."""
+
+    raw_w: int
+    raw_h: int
+    """Columns and rows that all of them together have."""
+    raw_blocks: int
+    raw_bytes: int
+    """Channel blocks, and bytes with what fills boxes up to 128."""
+    raw_chunks: int
+    """How often that fits into the raw ring."""
+    raw_rows: int = 0
+    """Of one box."""
+    raw_residues: int = 1
+    raw_classes: int = 1
+    """A box has every so many-th row and channel."""
+    raw_shift: int = 0
+    raw_step: int = 1
+    """It takes every so many-th group of `1 << raw_shift` rows, which begins on 16 bytes."""
+    raw_stride: int = 0
+    """Bytes from one box to the next."""
+
+    @property
+    def boxes(self) -> int:
+        """TMA boxes of some channel blocks of a tile."""
+        return min(self.raw_residues, self.raw_h) * self.raw_classes
+
+
 def up(value: int, multiple: int) -> int:
     """`value` rounded up to a multiple."""
     return -(-value // multiple) * multiple
@@ -63,36 +102,76 @@ def aligned(offset: int, start: int) -> int:
 
 
 def box_of(shape: Shape, area: Area) -> tuple[int, int]:
-    """Columns and rows of the TMA box that holds one channel of a tile.
+    """Columns and rows of the TMA boxes that hold one channel of a tile.
 
     A box begins on 16 bytes, at most `late` columns before the tile does. TMA takes rows with a
     step, but columns as they lie.
     """
-    whole = 16 // shape.task.element_bytes
+    task = shape.task
+    whole = 16 // task.element_bytes
+    _, in_h, in_w = task.in_size
     if area.flat:
-        pixels = area.rows * area.pitch
-        late = max(i * area.height * area.pitch % whole for i in range(whole))
-        return up(up(pixels, ITEM_PIXELS) + late, whole), 1
+        parts = area.height < shape.rows.count
+        even = gcd(whole, in_h * in_w, area.height * in_w if parts else 0)
+        return up(up(area.rows * area.pitch, ITEM_PIXELS) + whole - even, whole), 1
     step = shape.steps[2]
     firsts = [aligned(low, area.start) for low in shape.column_residues.low.values()]
     late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
+    if area.copy == COPY_ROWS:
+        late = whole - gcd(whole, in_w, area.width * step, *firsts)
     return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
+
+
+def row_groups(shape: Shape, area: Area) -> tuple[int, int, int]:
+    """Rows that begin on 16 bytes together, boxes that take the rows of a tile in turn, and the
+    step of each in such groups."""
+    step = shape.steps[1]
+    if area.flat:
+        return 1 << FLAT_SHIFT, 1, 1
+    if area.copy == COPY_BOXES:
+        return 1, 1, step
+    group = 16 // gcd(16, shape.task.in_size[2] * shape.task.element_bytes)
+    return group, group // gcd(group, step), step // gcd(group, step)
 
 
 def boxes_fit(shape: Shape, area: Area) -> bool:
     columns, rows = box_of(shape, area)
-    return max(columns, rows * shape.steps[1], area.images) <= BOX_MOST
+    _, residues, step = row_groups(shape, area)
+    spanned = -(-rows // residues) * step
+    return max(columns, rows, spanned, area.images) <= BOX_MOST and step <= BOX_STEP_MOST
+
+
+def channel_classes(task: Task) -> int:
+    """Every so many-th channel begins on 16 bytes."""
+    return 16 // gcd(16, prod(task.in_size) * task.element_bytes)
+
+
+def compiled(area: Area, n: int, blocks: int, split: bool) -> bool:
+    """Is there a kernel for this way of copying and this tile?"""
+    return area.copy != COPY_ROWS or (n, blocks) in (SPLIT_ROW_TILES if split else ROW_TILES)
+
+
+def rows_boxed(task: Task) -> bool:
+    """Can TMA take rows that do not begin on 16 bytes?"""
+    classes = channel_classes(task)
+    addressed = classes * prod(task.in_size) < 2**30
+    return not task.channels_last and task.in_channels % classes == 0 and addressed
 
 
 def copy_modes(shape: Shape) -> list[tuple[int, int]]:
     """The ways to copy input rows (the kernel's `copy`, alignment in pixels), best first."""
     task = shape.task
-    rows_aligned = task.in_size[2] * task.element_bytes % 16 == 0
-    if task.channels_last or not rows_aligned or shape.steps[1] > BOX_STEP_MOST:
+    width, element = task.in_size[2], task.element_bytes
+    if task.channels_last:
         return [copy_mode(shape)]
-    # Two pixels of 16 bits are read together, but for a step.
-    start = 4 // task.element_bytes if shape.steps[2] == 1 else 1
-    return [(COPY_BOXES, start), copy_mode(shape)]
+    # Two pixels of 16 bits are read together, but for a step and for rows of odd length.
+    together = shape.steps[2] == 1 and width % 2 == 0
+    start = 4 // element if together else 1
+    if width * element % 16 == 0 and shape.steps[1] <= BOX_STEP_MOST:
+        return [(COPY_BOXES, start), copy_mode(shape)]
+    if rows_boxed(task):
+        return [(COPY_ROWS, start), copy_mode(shape)]
+    return [copy_mode(shape)]
 
 
 def copy_mode(shape: Shape) -> tuple[int, int]:
@@ -120,20 +199,13 @@ def widths(shape: Shape, n: int, vector: int, start: int) -> list[int]:
 
 def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     """The tile areas that fit N pixels, each with the best way to copy it."""
-    boxed = False
-    for area in areas_flat(shape, n, vector):
-        if boxes_fit(shape, area):
-            boxed = True
-            yield area
+    fitting = [area for area in areas_flat(shape, n, vector) if boxes_fit(shape, area)]
     for copy, start in copy_modes(shape):
-        for area in areas_copied(shape, n, vector, copy, start):
-            if copy == COPY_BOXES:
-                if not boxes_fit(shape, area):
-                    continue
-                boxed = True
-            elif boxed:
-                continue
-            yield area
+        if fitting:
+            break
+        found = areas_copied(shape, n, vector, copy, start)
+        fitting = [area for area in found if copy < COPY_BOXES or boxes_fit(shape, area)]
+    yield from fitting
 
 
 def margins(shape: Shape) -> bool:
@@ -148,28 +220,25 @@ def most_images(task: Task, n: int, used: int, image_pixels: int) -> int:
 
 
 def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
-    """Whole rows where these do not start on 16 bytes but images do, and no tap has a shift."""
+    """Whole rows where these do not start on 16 bytes, and no tap has a shift."""
     task = shape.task
     (_, in_h, pitch), element = task.in_size, task.element_bytes
-    needless = pitch * element % 16 == 0 or in_h * pitch * element % 16
     stepped = shape.lanes * shape.steps[1] * shape.steps[2] > 1
-    if task.channels_last or needless or stepped or margins(shape):
+    if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
         return
     count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
     if width > min(pitch, n):  # a column past the input would read the next row
         return
     vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
     most = min(1 + (n - width) // pitch, count_y)
-    even = 4 // element  # two pixels of 16 bits are read together
     for height in {most, -(-count_y // -(-count_y // most))}:
-        if height == count_y or height * pitch % even == 0:
-            pixels = up(height * pitch, ITEM_PIXELS)
-            yield Area(1, height, width, pitch, height, pixels, vector, COPY_BOXES, 1, flat=True)
+        pixels = up(height * pitch, ITEM_PIXELS)
+        yield Area(1, height, width, pitch, height, pixels, vector, COPY_ROWS, 1, flat=True)
     rows = max(in_h, count_y)
     images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
-    if images > 1 and rows * pitch % even == 0:
+    if images > 1:
         pixels = up(images * rows * pitch, ITEM_PIXELS)
-        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_BOXES, 1, flat=True)
+        yield Area(images, count_y, width, pitch, rows, pixels, vector, COPY_ROWS, 1, flat=True)
 
 
 def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
@@ -178,7 +247,7 @@ def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> It
     count_y, count_x = shape.rows.count, shape.columns.count
     ys, xs = shape.row_residues, shape.column_residues
     back = max(low - aligned(low, start) for low in xs.low.values())
-    together = 4 // task.element_bytes if copy == COPY_BOXES else ITEM_PIXELS  # for a loader
+    together = 4 // task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
     align = max(vector // gcd(vector, shape.columns.out_step), start, together)
     for width in widths(shape, n, vector, start):
         reach = width + xs.most + back
@@ -202,18 +271,31 @@ def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> It
             yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
 
 
-def raw_ring(
-    shape: Shape, area: Area, slice_blocks: int
-) -> tuple[tuple[int, int, int, int, int], int]:
-    """The TMA boxes of a tiling (see `Tiling.box`), and the bytes of the raw ring."""
-    if area.copy != COPY_BOXES:
-        return (0, 0, 0, 0, 0), GATHER_BYTES
+def raw_rings(shape: Shape, area: Area, slice_blocks: int) -> Iterator[tuple[Box, int]]:
+    """The TMA boxes of a tiling, and the bytes of the raw ring."""
+    if area.copy < COPY_BOXES:
+        yield Box(0, 0, 0, 0, 0), GATHER_BYTES
+        return
     columns, rows = box_of(shape, area)
-    block = columns * rows * area.images * 16
+    group, residues, step = row_groups(shape, area)
+    classes = channel_classes(shape.task) if area.copy == COPY_ROWS else 1
+    box_rows = -(-rows // residues)
+    count = min(residues, rows) * classes
+    block = columns * box_rows * area.images * 16 // classes  # of one box
+    rings = list(reversed(BOX_RINGS[: 2 if count > 1 else 1]))
     total = shape.task.in_channels * shape.task.element_bytes // 16
-    many = total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST
-    good = BOX_BEST if many else BOX_GOOD
-    blocks = max(b for b in (1, 2, 4, 8) if b == 1 or (b <= slice_blocks and b * block <= good))
-    size = up(blocks * block, 128)
-    count = min(max(BOX_BYTES // size, 2), MAX_CHUNKS)
-    return (columns, rows, blocks, size, count), size * count
+    if count == 1 and total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST:
+        rings = [(BOX_BEST, BOX_RINGS[0][1])]
+    known = set()
+    for good, ring in rings:  # the first of equals
+        fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+        blocks = max(fits, default=1)
+        stride = up(blocks * block, 128)
+        size = stride * count
+        chunks = min(max(ring // size, 2), MAX_CHUNKS)
+        if blocks in known:
+            continue
+        known.add(blocks)
+        shift = group.bit_length() - 1
+        every = box_rows, residues, classes, shift, step, stride
+        yield Box(columns, rows, blocks, size, chunks, *every), size * chunks

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 from typing import TYPE_CHECKING
 
 from .problem import Hardware
-from .sm90_area import COPY_BOXES, Area, aligned, areas, raw_ring, up
+from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings, up
 from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
@@ -22,6 +23,7 @@ from .sm90_cost import (
     START_CYCLES,
     STEPPED_GATHER,
     UnitWork,
+    feeding_cycles,
 )
 from .sm90_task import Shape, Taps, Task, Triple
 from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
@@ -61,7 +63,6 @@ SPLIT = 3
 MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 BLOCK_ROWS = 64
-BOX_FIELDS = ("raw_w", "raw_h", "raw_blocks", "raw_bytes", "raw_chunks")
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
 PAIR_BYTES, VISIT_BYTES = 4, 48
@@ -90,8 +91,7 @@ class Tiling:
     slots: int
     weights: WeightRings
     turn_slices: int
-    box: tuple[int, int, int, int, int]
-    """Columns, rows, channel blocks and bytes of a TMA box, and how many the raw ring holds."""
+    box: Box
     job_groups: int
     tiles: tuple[int, int, int, int]
     cycles: float
@@ -155,7 +155,7 @@ class Tiling:
             "slices": self.slices,
             "slots": self.slots,
             **self.weights.fields(),
-            **dict(zip(BOX_FIELDS, self.box, strict=True)),
+            **self.box._asdict(),
             "flat": int(area.flat),
             "alternate": int(self.alternate),
             "turn_slices": self.turn_slices,
@@ -190,7 +190,8 @@ class Tiling:
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
         if shape.task.split:
             kind = "halve the columns of a tile"
-        copies = "TMA boxes" if copy == COPY_BOXES else "copies of the loaders' own"
+        boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
+        copies = boxes.get(copy, "copies of the loaders' own")
         several = f"{planes} planes, each " if planes > 1 else ""
         return (
             f"tile {area.images} x {area.height} x {area.width} lattice points, "
@@ -292,11 +293,11 @@ def tilings(
             continue
         orders = (True, False) if len(job_list) > 1 and not split else (True,)
         for area in areas(shape, n, store_vector(shape, job_list)):
-            if not addressable(shape.task, area):
+            if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                 continue
             for slice_blocks in depths:
-                ring = raw_ring(shape, area, slice_blocks)
-                for alternate in orders:
+                rings = list(raw_rings(shape, area, slice_blocks))
+                for alternate, ring in product(orders, rings):
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
                         loads[key] = Load.of(job_list, alternate, slice_blocks, split)
@@ -339,7 +340,7 @@ def pipelines(
     job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
-    ring: tuple[tuple[int, int, int, int, int], int],
+    ring: tuple[Box, int],
     hardware: Hardware,
 ) -> Iterator[Tiling]:
     """The depths of the rings that fit shared memory."""
@@ -362,7 +363,7 @@ def pipelines(
         turn = turn_slices(whole, load.most_visits * slices, slots)
         key = turn, weights.rings, weights.resident
         if key not in known:
-            depth = (slices, *key, *ring[0][2::2])
+            depth = (slices, *key, ring[0])
             known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
         work, cycles = known[key]
         yield Tiling(
@@ -412,15 +413,15 @@ def unit_work(
     job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, bool, int, int],
+    depth: tuple[int, int, int, bool, Box],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
     of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-    turn, rings of weights, whether those stay, channel blocks of a box, boxes in their ring."""
+    turn, rings of weights, whether those stay, the boxes."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, per_turn, rings, resident, box_blocks, boxes = depth
+    slices, per_turn, rings, resident, box = depth
     share = slices / load.groups
     unit_slices = load.visits * share
     outputs = task.outputs * (1 - task.filled) / units
@@ -444,13 +445,16 @@ def unit_work(
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
     gathered = 1.0
-    if area.copy != COPY_BOXES:
+    if area.copy < COPY_BOXES:
         gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
+    chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
+    fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+    fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
     return UnitWork(
         tensor=load.pairs * share * n / 2,
         placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
         slices=unit_slices,
-        starved=unit_slices * slice_blocks / box_blocks if boxes == 2 else 0.0,
+        starved=chunks if box.raw_chunks == 2 else 0.0,
         turns=turns,
         stored=stored,
         segments=segments,
@@ -459,6 +463,7 @@ def unit_work(
         bare_segments=segments if rings == 2 else 0.0,
         kept=unit_slices if resident else 0.0,
         lines=lines,
+        fed=fed if area.copy == COPY_ROWS else 0.0,
         split=task.split,
     )
 
@@ -469,7 +474,7 @@ def timed(
     job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, bool, int, int],
+    depth: tuple[int, int, int, bool, Box],
     tiles: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:

@@ -1,5 +1,5 @@
-// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: rows that do not
-// start on 16 bytes, rows longer than a box, channels_last.
+// Hopper kernel: loaders that copy the input tile themselves, where TMA cannot: channels_last, rows
+// longer than a box, channels of which too few begin on 16 bytes.
 #pragma once
 
 #include "sm90_layout.cuh"

@@ -15,31 +15,42 @@ namespace upconv {
 #define UPCONV_SM90_NARROW_TILES(X) X(184, 1) X(128, 1) X(64, 1)
 #define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2) X(64, 2)
 
+// The tiles of boxes of every few rows (kCopyRows): ROW_TILES in upconv/planner/sm90_area.py.
+// Hardly any other was the fastest, and 10 % were lost at most.
+#define UPCONV_SM90_ROW_TILES(X) X(256, 1) X(216, 1) X(128, 2) X(104, 2)
+
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
 #define UPCONV_SM90_SPLIT_NARROW_TILES(X) X(128, 1) X(128, 2)
+#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
 // zeros and not the next one's, whose NaN would survive zero weights.
+// Where rows do not begin on 16 bytes: a few rows as one, which do together, then how many such lie
+// in as many channels as begin on 16 bytes together, and so many channels as one.
 template <typename Operand>
 cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
-  const cuuint64_t sizes[] = {size(p.flat ? p.in_w * p.in_h : p.in_w), size(p.flat ? 1 : p.in_h),
-                              size(p.in_d), size(p.in_channels),
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const bool grouped = p.copy == kCopyRows;
+  const cuuint64_t rows = size(p.raw_classes) * size(p.in_d) * size(p.in_h);
+  const cuuint64_t together = p.flat ? rows : size(1) << p.raw_shift;
+  const cuuint64_t sizes[] = {size(p.in_w) * (grouped ? together : 1),
+                              grouped ? rows / together : size(p.in_h), size(grouped ? 1 : p.in_d),
+                              size(p.in_channels / p.raw_classes),
                               size(p.batch) * size(p.conv_groups)};
   cuuint64_t strides[4];
   cuuint64_t bytes = kBytes;
   for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
   // Rows are taken with a step, which the box spans; the step of the columns is the loaders' work.
-  const cuuint32_t steps[] = {1, static_cast<cuuint32_t>(p.flat ? 1 : p.in_step_y), 1, 1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.raw_w),
-                            static_cast<cuuint32_t>(p.raw_h) * steps[1], 1,
-                            static_cast<cuuint32_t>(p.raw_blocks * Operand::kBlockChannels),
-                            static_cast<cuuint32_t>(p.tile_o)};
+  const cuuint32_t steps[] = {1, part(p.raw_step), 1, 1, 1};
+  const cuuint32_t box[] = {part(p.raw_w), part(p.raw_rows * p.raw_step), 1,
+                            part(p.raw_blocks * Operand::kBlockChannels / p.raw_classes),
+                            part(p.tile_o)};
   const CUtensorMapDataType type = kBytes == 2       ? CU_TENSOR_MAP_DATA_TYPE_UINT16
                                    : Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                                      : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
@@ -50,25 +61,28 @@ cudaError_t describe_boxes(const Sm90Params& p, CUtensorMap* map) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <typename Operand, int N, int MB>
+template <typename Operand, int N, int MB, bool kRows>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
-  auto kernel = sm90_wgmma_fprop<Operand, N, MB>;
+  auto kernel = sm90_wgmma_fprop<Operand, N, MB, kRows>;
   const int bytes = shared_bytes(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
-  if (p.copy == kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
+  if (p.copy >= kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
     return error;
   kernel<<<blocks, kThreads, bytes, stream>>>(p, map);
   return cudaGetLastError();
 }
 
 // For files that compile a part of the tiles, or leave it to another file; `Here` is their operand.
-#define UPCONV_SM90_HERE(n, mb)                                                         \
-  template cudaError_t launch_tile<Here, n / Here::kShares, mb>(const Sm90Params&, int, \
-                                                                cudaStream_t);
-#define UPCONV_SM90_ELSEWHERE(n, mb) extern UPCONV_SM90_HERE(n, mb)
+#define UPCONV_SM90_TILE(n, mb, rows)                                                         \
+  template cudaError_t launch_tile<Here, n / Here::kShares, mb, rows>(const Sm90Params&, int, \
+                                                                      cudaStream_t);
+#define UPCONV_SM90_HERE(n, mb) UPCONV_SM90_TILE(n, mb, false)
+#define UPCONV_SM90_ELSEWHERE(n, mb) extern UPCONV_SM90_TILE(n, mb, false)
+#define UPCONV_SM90_ROWS_HERE(n, mb) UPCONV_SM90_TILE(n, mb, true)
+#define UPCONV_SM90_ROWS_ELSEWHERE(n, mb) extern UPCONV_SM90_TILE(n, mb, true)
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
@@ -81,18 +95,24 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
   const int units = unit_count(p);
   const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
   const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
-#define UPCONV_TRY(n, mb)                  \
-  if (p.tile_n == n && p.job_blocks == mb) \
-    return launch_tile<Operand, n / Operand::kShares, mb>(p, blocks, stream);
+#define UPCONV_TRY_EITHER(n, mb, rows)                                      \
+  if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
+    return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);
+#define UPCONV_TRY(n, mb) UPCONV_TRY_EITHER(n, mb, false)
+#define UPCONV_TRY_ROWS(n, mb) UPCONV_TRY_EITHER(n, mb, true)
   if constexpr (Operand::kSplit) {
     UPCONV_SM90_SPLIT_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_SPLIT_NARROW_TILES(UPCONV_TRY)
+    UPCONV_SM90_SPLIT_ROW_TILES(UPCONV_TRY_ROWS)
   } else {
     UPCONV_SM90_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_NARROW_TILES(UPCONV_TRY)
     UPCONV_SM90_DOUBLE_TILES(UPCONV_TRY)
+    UPCONV_SM90_ROW_TILES(UPCONV_TRY_ROWS)
   }
+#undef UPCONV_TRY_ROWS
 #undef UPCONV_TRY
+#undef UPCONV_TRY_EITHER
   return cudaErrorInvalidConfiguration;
 }
 

@@ -80,7 +80,8 @@ constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 24;  // of all rings
 constexpr int kMaxChunks = 16;
 constexpr int kLoaderWarps = kLoaders / 32;
-constexpr int kCopyBoxes = 3;            // Sm90Params::copy
+constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
+constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
@@ -105,7 +106,7 @@ __host__ __device__ inline int table_bytes(const Sm90Params& p) {
   return (bytes + 127) / 128 * 128;  // TMA writes to multiples of 128 bytes
 }
 __host__ __device__ inline int raw_ring_bytes(const Sm90Params& p) {
-  return p.copy == kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
+  return p.copy >= kCopyBoxes ? p.raw_chunks * p.raw_bytes : kOffsetBytes + kRawBytes;
 }
 __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
   // 4 KB of slack: operands of columns that are not stored may reach past the last channel block.

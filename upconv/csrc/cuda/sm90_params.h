@@ -25,7 +25,8 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
-  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, 3 TMA boxes */     \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, */                 \
+                   /* 3 TMA boxes of whole tiles, 4 of every few rows and channels */            \
   X(batch)                                                                                       \
   X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
   X(in_channels)                                                                                 \
@@ -62,12 +63,18 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
   X(stages)       /* of one such ring */                                                         \
   X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
-  X(raw_w)        /* TMA boxes: columns, rows, bytes of one, how many lie in the ring */         \
-  X(raw_h)                                                                                       \
-  X(raw_blocks) /* channel blocks of one */                                                      \
+  X(raw_w)        /* TMA boxes: columns and rows of some channel blocks of a tile, */            \
+  X(raw_h)        /* how many of these, their bytes, how many such lie in the ring */            \
+  X(raw_blocks)                                                                                  \
   X(raw_bytes)                                                                                   \
   X(raw_chunks)                                                                                  \
-  X(flat)         /* 1: boxes see an image as one long row; no tap reaches another pixel */      \
+  X(raw_rows)     /* rows of one box: all, or every raw_residues-th, */                          \
+  X(raw_residues) /* which begin on the same place in 16 bytes */                                \
+  X(raw_classes)  /* channels of one box: all, or every raw_classes-th */                        \
+  X(raw_shift)    /* TMA sees rows in groups of 1 << raw_shift, */                               \
+  X(raw_step)     /* and a box takes every raw_step-th group */                                  \
+  X(raw_stride)   /* bytes from one box to the next */                                           \
+  X(flat)         /* 1: an image is one long row to them; no tap reaches another pixel */        \
   X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
   X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
   X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \

@@ -5,6 +5,7 @@ namespace upconv {
 
 using Here = Split;
 UPCONV_SM90_SPLIT_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
+UPCONV_SM90_SPLIT_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
 
 cudaError_t sm90_fprop_split(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   return launch_fprop<Here>(p, multiprocessors, stream);
