@@ -16,14 +16,13 @@ from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compile
 from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
-    GATHER_FACTORS,
     LINE_STAGED,
     LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
-    STEPPED_GATHER,
     UnitWork,
     feeding_cycles,
+    fill_factor,
 )
 from .sm90_task import Shape, Taps, Task, Triple
 from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
@@ -444,15 +443,16 @@ def unit_work(
         turns = 0
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
-    gathered = 1.0
-    if area.copy < COPY_BOXES:
-        gathered = GATHER_FACTORS[area.copy] * (STEPPED_GATHER if shape.steps[2] > 1 else 1.0)
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
     fed_steps = 0.0 if resident or rings == 2 else load.steps * share
     fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
     return UnitWork(
         tensor=load.pairs * share * n / 2,
-        placed=area.pixels * slice_blocks * unit_slices * 16 * gathered,
+        placed=area.pixels
+        * slice_blocks
+        * unit_slices
+        * 16
+        * fill_factor(area.copy, shape.steps[2]),
         slices=unit_slices,
         starved=chunks if box.raw_chunks == 2 else 0.0,
         turns=turns,
