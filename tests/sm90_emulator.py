@@ -213,7 +213,7 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
     """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled.
     `x` is [image, group, channel, depth, row, column]."""
     elements = plan.elements
-    together = elements // 4 if plan.copy == 3 else 4  # pixels that a loader takes at a time
+    together = elements // 4 if plan.copy >= 3 else 4  # pixels that a loader takes at a time
     pitch = together if plan.flat else plan.pitch
     assert (pitch % together, plan.pixels % 4) == (0, 0), "items are pixels of a row"
     first_x = where.x * plan.in_step_x + plane[2]

@@ -350,8 +350,9 @@ def test_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_layer_that_pytorch_computes_faster_is_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny = ["--in-channels", "8", "--out-channels", "8", "--kernel", "1", "--input", "1,8,2,2"]
-    assert cli.main(["export", *tiny, "-o", str(tmp_path / "a.py")]) == 0
+    layer = "--in-channels 512 --out-channels 256 --kernel 3 --padding 2 --dilation 2"
+    many = [*layer.split(), "--dtype", "bfloat16", "--input", "32,512,33,33"]
+    assert cli.main(["export", *many, "-o", str(tmp_path / "a.py")]) == 0
     assert "PyTorch's own operator is expected" in capsys.readouterr().err
 
 

@@ -335,10 +335,11 @@ def test_planner_and_kernel_agree_on_the_tiles(
     assert sorted(listed) == sorted(tiles)
     for operand in operands:
         main = (CUDA / f"sm90_{operand}.cu").read_text()
-        for part in parts if parts[0].endswith("ROW") else parts[1:]:
-            name, rows = part.split("_")[-1].lower(), "ROWS_" * part.endswith("ROW")
+        rows = "ROWS_" * (tiles in (sm90_area.ROW_TILES, sm90_area.SPLIT_ROW_TILES))
+        for part in parts if rows else parts[1:]:
+            name = "rows" if rows else part.split("_")[-1].lower()
             assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}ELSEWHERE)" in main
-            own = (CUDA / f"sm90_{operand}_{name}{'s' * bool(rows)}.cu").read_text()
+            own = (CUDA / f"sm90_{operand}_{name}.cu").read_text()
             assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}HERE)" in own
 
 
