@@ -1021,7 +1021,7 @@ def _planner():
     COPY_BOXES, COPY_ROWS = 3, 4
     ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
     """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
-    SPLIT_ROW_TILES = ((256, 1),)
+    SPLIT_ROW_TILES = ((256, 1), (208, 1))
     """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
     FLAT_SHIFT = 30
     """`raw_shift` where all rows of an image are one group."""
@@ -3234,7 +3234,8 @@ struct Epilogue {
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
           if (!kChannels) ptx::load_shared(entry[k], min(entry_at + 16 * k, staging + kLastLine));
-          ptx::load_shared(v[k], source + k * pitch);
+          // A line past the last may lie in the slice of another warp, which writes to it.
+          ptx::load_shared(v[k], source + (k < left ? k * pitch : 0));
         }
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
@@ -5040,7 +5041,7 @@ namespace upconv {
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
 #define UPCONV_SM90_SPLIT_NARROW_TILES(X) X(128, 1) X(128, 2)
-#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1)
+#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1) X(208, 1)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are

@@ -34,9 +34,13 @@ CALL_MICROSECONDS = 8.0
 SHORT_CALL = {"forward": (35.0, 0.6), "gradient": (30.0, 0.6)}
 """Short calls with copies and bias, five kernels or more: so many us, and so much of the work. Of
 60 forward calls none was below 44 us; estimates of 12 short ones were half of what they took."""
+POINTWISE = {"forward": 0.65, "gradient": 0.4}
+"""Kernel and stride 1, a plain product: 0.7 and 0.4 of what the rule says, over 2 layers."""
 FAR_STEPS_TERAFLOPS = 25.0
 """16-bit types, a stride of 4 or more, taps that overlap, at most 64 output channels: 9 to 21 over
 4 layers."""
+VOLUME_SHARE = {"float32": 12.0, "small": 7.0}
+"""Times the arithmetic in three dimensions at stride 1, on either layout."""
 CHANNELS_LAST = {"overlap in TF32": 2.0, "other": 1.4, "traffic": 0.6}
 """Times the arithmetic (by whether taps of neighbouring outputs overlap at a stride) and the least
 traffic, beside the bias. 13 layers each in TF32 and BF16 took
@@ -173,7 +177,7 @@ def gradient_microseconds(problem: Problem) -> float:
             return slow + CALL_MICROSECONDS
     elif problem.ndim == 3 and overlap:
         share, copies = (each * VOLUME_INPUT_GRADIENT[kind] for each in (share, copies))
-    return _copying_call(max(share * arithmetic + copies, slow), "gradient")
+    return _copying_call(problem, max(share * arithmetic + copies, slow), "gradient")
 
 
 def _least(problem: Problem) -> tuple[float, float]:
@@ -196,8 +200,10 @@ def _channels_last_microseconds(problem: Problem) -> float:
     arithmetic, memory = _least(problem)
     if problem.direction != "forward":  # not measured
         return max(1.1 * arithmetic, 1.3 * memory) + CALL_MICROSECONDS
-    strided = max(problem.stride) > 1 and problem.dtype == "float32"
-    share = CHANNELS_LAST["overlap in TF32" if strided and _overlap(problem) else "other"]
+    wide, strided = problem.dtype == "float32", max(problem.stride) > 1
+    share = CHANNELS_LAST["overlap in TF32" if wide and strided and _overlap(problem) else "other"]
+    if problem.ndim == 3 and not strided:
+        share = VOLUME_SHARE["float32" if wide else "small"]
     copies = CHANNELS_LAST["traffic"] * memory + _bias_pass(problem)
     return share * arithmetic + copies + CALL_MICROSECONDS
 
@@ -248,7 +254,8 @@ def _tuned_microseconds(problem: Problem) -> float:
     if problem.groups > 1:
         share, traffic = 3.4, grouped_traffic(problem)
     elif problem.ndim == 3:
-        share, traffic = (12.0 if wide else 7.0) if max(problem.stride) == 1 else 3.4, 4.0
+        kind = "float32" if wide else "small"
+        share, traffic = VOLUME_SHARE[kind] if max(problem.stride) == 1 else 3.4, 4.0
     elif max(problem.stride) == 1:
         share, traffic = 1.35, 2.6
     else:
@@ -257,11 +264,13 @@ def _tuned_microseconds(problem: Problem) -> float:
         )
         traffic = 2.0 if arithmetic > 2 * memory else 3.2
     copies = traffic * memory + _bias_pass(problem)
-    return _copying_call(share * arithmetic + copies, "forward")
+    return _copying_call(problem, share * arithmetic + copies, "forward")
 
 
-def _copying_call(work: float, kind: str) -> float:
+def _copying_call(problem: Problem, work: float, kind: str) -> float:
     least, share = SHORT_CALL[kind]
+    if max(*problem.kernel, *problem.stride) == 1:
+        work *= POINTWISE[kind]
     return max(work + CALL_MICROSECONDS, least + share * work)
 
 

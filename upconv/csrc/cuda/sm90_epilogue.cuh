@@ -383,7 +383,8 @@ struct Epilogue {
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
           if (!kChannels) ptx::load_shared(entry[k], min(entry_at + 16 * k, staging + kLastLine));
-          ptx::load_shared(v[k], source + k * pitch);
+          // A line past the last may lie in the slice of another warp, which writes to it.
+          ptx::load_shared(v[k], source + (k < left ? k * pitch : 0));
         }
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {

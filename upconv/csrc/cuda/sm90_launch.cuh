@@ -22,7 +22,7 @@ namespace upconv {
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
 #define UPCONV_SM90_SPLIT_NARROW_TILES(X) X(128, 1) X(128, 2)
-#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1)
+#define UPCONV_SM90_SPLIT_ROW_TILES(X) X(256, 1) X(208, 1)
 
 // The input as the TMA sees it: columns, rows, depths, channels of a group, groups of all images;
 // some channel blocks of a tile at a time. With the groups apart, channels past the end of one are
