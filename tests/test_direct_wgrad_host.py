@@ -158,11 +158,13 @@ LAYERS = {
 def test_the_weights_gradient_by_every_tile(name: str, dtype: str, run: Run) -> None:
     """Each in one division of middling size, of one multiprocessor."""
     problem = replace(LAYERS[name], dtype=dtype, direction="grad_weight")
-    ways = list(planner.divisions(problem, replace(H200, multiprocessors=1)))
-    for tile in planner.tiles_of(dtype):
-        of_tile = [way for way in ways if (way.inputs, way.columns) == tile]
-        if of_tile:
-            compare(run, of_tile[len(of_tile) // 2])
+    by_tile: dict[tuple[int, int], list[planner.Division]] = {}
+    for way in planner.divisions(problem, replace(H200, multiprocessors=1)):
+        by_tile.setdefault((way.inputs, way.columns), []).append(way)
+    assert by_tile.keys() <= set(planner.tiles_of(dtype))
+    assert len(by_tile) > 1
+    for ways in by_tile.values():
+        compare(run, ways[len(ways) // 2])
 
 
 DEPTHWISE = {

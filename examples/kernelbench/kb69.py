@@ -1523,13 +1523,13 @@ def _planner():
         (104, 2),
         (64, 2),
     )
-    """(N, row blocks of a job) of every compiled kernel; UPCONV_SM90_TILES is the same list."""
+    """(N, row blocks of a job) of every compiled kernel: the lists of csrc/cuda/sm90_launch.cuh."""
 
     BLOCKS = tuple(sorted({blocks for _, blocks in TILES}))
     """Row blocks that a job may have."""
 
     SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
-    """The same for split float32, as UPCONV_SM90_SPLIT_TILES: N of both consumers together."""
+    """The same for split float32: N of both consumers together."""
     SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
 
     """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
