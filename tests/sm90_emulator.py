@@ -393,7 +393,7 @@ def check_vectors(plan: Plan) -> None:
         return
     assert not plan.channels_last
     span = plan.out_step_x
-    assert span == 1 or plan.width_phases
+    assert span == 1 or plan.width_phases or plan.paired
     for length in (plan.out_w, plan.tile_w * span, plan.pitch * span):
         assert length % plan.vector == 0
 

@@ -447,8 +447,8 @@ def test_the_exported_source_compiles(
     dtype: str, tmp_path: Path, builds: list[dict[str, Any]]
 ) -> None:
     """All of it but the tiles, of which three stand for nine: they take a minute on two cores."""
-    layer = nn.ConvTranspose2d(16, 16, 3)
-    path = upconv.export(layer, tmp_path / "layer.py", (1, 16, 64, 64), dtype=dtype)
+    layer = nn.ConvTranspose2d(64, 64, 3)
+    path = upconv.export(layer, tmp_path / "layer.py", (8, 64, 128, 128), dtype=dtype)
     load(path.read_text())
     text, tiles = re.subn(
         r"(#define UPCONV_SM90_(?:WIDE|NARROW|DOUBLE)_TILES\(X\)) (X\(\d+, \d+\)).*\n",

@@ -294,6 +294,45 @@ LINES = {
 }
 
 
+PAIRS = {
+    "whole rows": Problem.of(3, 16, 72, (8, 8), 4, 2, 1, tf32=True),
+    "16 bits": Problem.of(2, 24, 40, (9, 20), 4, 2, 1, dtype="bfloat16"),
+    "odd rows": Problem.of(2, 16, 100, (5, 21), 3, 2, 1, tf32=True),
+    "odd rows of 16 bits": Problem.of(1, 16, 20, (7, 13), (3, 5), 2, 1, dtype="bfloat16"),
+    "depth and groups": Problem.of(2, 16, 32, (3, 4, 9), 2, 2, groups=2, tf32=True),
+    "one row": Problem.of(2, 8, 130, (300,), 4, 2, 1, dtype="bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_consumers_store_the_two_width_phases_together(library: ctypes.CDLL, name: str) -> None:
+    problem = PAIRS[name]
+    chosen = [found for found in tilings(TASKS["forward"](problem)) if found[2].paired]
+    by_width = {found[2].n: found for found in chosen}
+    assert {216, 256} <= set(by_width)  # of 32 columns an odd number of chunks, and an even one
+    for shape, job_list, tiling in by_width.values():
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
+@pytest.mark.parametrize("rings", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_several_groups_of_jobs_stay(
+    library: ctypes.CDLL, dtype: str, rings: int
+) -> None:
+    """Two blocks of threads, and as many groups: each keeps the weights of its own."""
+    problem = Problem.of(5, 8, 128 * rings, (6, 40), (1, 3), dtype=dtype, tf32=True)
+    chosen = [
+        found
+        for found in tilings(TASKS["forward"](problem))
+        if found[2].weights.resident
+        and found[2].job_groups == 2
+        and found[2].weights.rings == rings
+    ]
+    assert chosen
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_lines_hold_their_width_phases_side_by_side(library: ctypes.CDLL, name: str) -> None:
     """Few channels, more than two width phases: folds of any size, stored by lines."""

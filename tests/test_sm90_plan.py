@@ -30,6 +30,7 @@ from upconv.planner import (
     sm90,
     sm90_area,
     sm90_cost,
+    sm90_load,
     sm90_task,
     sm90_tiling,
 )
@@ -301,14 +302,14 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     tiling = next(sm90_tiling.tilings(shape, by_blocks, H200))
     assert list(tiling.fields(shape)) == emulator.header_fields()
     for name, value in {
-        "kMaxKinds": sm90_tiling.MAX_KINDS,
-        "kMaxPairs": sm90_tiling.MAX_PAIRS,
-        "kMaxVisits": sm90_tiling.MAX_VISITS,
-        "kMaxJobs": sm90_tiling.MAX_JOBS,
+        "kMaxKinds": sm90_load.MAX_KINDS,
+        "kMaxPairs": sm90_load.MAX_PAIRS,
+        "kMaxVisits": sm90_load.MAX_VISITS,
+        "kMaxJobs": sm90_load.MAX_JOBS,
         "kMaxRowPhases": sm90_task.MAX_ROW_PHASES,
         "kMaxWidthPhases": sm90_task.MAX_WIDTH_PHASES,
-        "kMaxBlocks": sm90_tiling.MAX_BLOCKS,
-        "kStepPairs": sm90_tiling.STEP_PAIRS,
+        "kMaxBlocks": sm90_load.MAX_BLOCKS,
+        "kStepPairs": sm90_load.STEP_PAIRS,
     }.items():
         assert emulator.header_constant(name) == value
 

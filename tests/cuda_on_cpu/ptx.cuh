@@ -116,6 +116,7 @@ template <int>
 void take_registers() {}
 inline uint32_t computed_here(uint32_t value) { return value; }
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
+inline void warp_pair_sync(int id) { meet(id, 64); }
 inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgroup issue together
 // A WGMMA is the four warps' together: it is over for one when it is over for all of them.
 inline void wgmma_commit() { warpgroup_sync(0); }

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
+from .sm90_load import MAX_BLOCKS, step_count, visits
 from .sm90_task import (
     MAX_WIDTH_PHASES,
     WARP_ROWS,
@@ -32,15 +33,7 @@ from .sm90_task import (
     input_gradient_task,
     shapes,
 )
-from .sm90_tiling import (
-    BLOCKS,
-    MAX_BLOCKS,
-    OPERANDS,
-    Tiling,
-    step_count,
-    tilings,
-    visits,
-)
+from .sm90_tiling import BLOCKS, OPERANDS, Tiling, tilings
 from .sm90_weights import STEP_PAIRS
 
 KERNEL = "sm90_wgmma_fprop"
@@ -56,13 +49,16 @@ class Job:
     """The blocks are the width phases of the same rows, stored together."""
     lines: bool
     """Stored by lines, not by one of the faster ways."""
+    paired: bool = False
+    """It and the next one, or the one before, are the two width phases of the same rows."""
 
 
 def jobs(shape: Shape, blocks: int) -> list[Job] | None:
     """The jobs of `blocks` row blocks each, or None when the kernel cannot store them.
 
     Contiguous layout: the width phases of a row go into one job where possible, so that whole
-    sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
+    sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone;
+    where these are the two width phases of stride 2, the consumers have one each and store both.
     """
     task = shape.task
     span, phases = shape.columns.out_step, len(shape.width_phases)
@@ -79,13 +75,15 @@ def jobs(shape: Shape, blocks: int) -> list[Job] | None:
         ]
     if not warps_apart or (blocks > 2 and not task.channels_last):
         return None
+    paired = together and blocks == 1 and phases == span == 2 and not task.split
     result: list[Job] = []
     for group in shape.blocks(together=False):
         singles = [(kind, c) for c in channels for kind in group]
         for i in range(0, len(singles), blocks):
             part = singles[i : i + blocks]
             part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
-            result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, False))
+            kinds, firsts = tuple(k for k, _ in part), tuple(c for _, c in part)
+            result.append(Job(kinds, firsts, False, False, paired))
     return result
 
 

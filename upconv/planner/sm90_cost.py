@@ -1,9 +1,9 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
 The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2215 runs of 33 problems, of which those within
-1.3x of their problem's best count), by least squares with non-negative terms; the standard
-deviation is 10 %. The terms add up because the stages of the pipeline share the shared-memory port
+(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
+1.2x of their problem's best count), by least squares with non-negative terms; the standard
+deviation is 7.6 %. The terms add up because the stages of the pipeline share the shared-memory port
 and wait for each other; where they overlap fully the largest one alone would count. A test compares
 the constants with the fit.
 """
@@ -19,43 +19,51 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "tensor": 0.4675,
-    "placed": 0.02902,
-    "slices": 63.43,
-    "starved": 0.0,
-    "turns": 499.7,
-    "stored": 0.05338,
-    "segments": 4.027,
-    "weights": 0.02125,
-    "bare_stores": 0.005791,
-    "bare_segments": 3.236,
-    "kept": 362.8,
-    "unit": 116.8,
+    "operands": 1.011,
+    "placed": 0.008814,
+    "slices": 130.0,
+    "boxes": 86.83,
+    "starved": 86.98,
+    "turns": 551.7,
+    "stored": 0.03813,
+    "segments": 3.092,
+    "weights": 0.009607,
+    "bare_stores": 0.01524,
+    "bare_segments": 3.001,
+    "paired": 0.04255,
+    "kept": 215.7,
+    "unit": 683.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPLIT_CYCLES = {
-    "tensor": 0.3985,
-    "placed": 0.05341,
-    "slices": 442.2,
+    "operands": 0.6916,
+    "placed": 0.04593,
+    "slices": 550.0,
+    "boxes": 0.0,
     "starved": 0.0,
-    "turns": 801.8,
-    "stored": 0.04712,
-    "segments": 3.546,
-    "weights": 0.03946,
+    "turns": 680.7,
+    "stored": 0.05148,
+    "segments": 4.872,
+    "weights": 0.0318,
     "bare_stores": 0.0,
     "bare_segments": 0.0,
+    "paired": 0.0,
     "kept": 0.0,
-    "unit": 578.8,
+    "unit": 167.6,
 }
-"""The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
-standard deviation 3.5 %."""
-GATHER_FACTORS = (2.0, 3.5, 40.0)
-"""How much slower a tile fills where the loaders copy by themselves instead of TMA: 16 bytes at a
-time, 4 bytes, one element of 16 bits."""
+"""The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
+deviation 3.7 %."""
+GATHER_CYCLES = (0.058, 0.1, 1.2)
+"""For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
+bytes, one element of 16 bits."""
 STEPPED_GATHER = 1.5
-"""The same again where columns are taken with a step. All from what was left of backward passes on
-an H200 without the weight's gradient and the bias's, not from runs of their own: kb57 and kb71 2 to
-3.5, kb77_3d, kb79_1d and kb81 5 to 7 in TF32 and 35 to 50 in BF16."""
+"""So many times that where columns are taken with a step. All from what was left of backward passes
+on an H200 without the weight's gradient and the bias's, not from runs of their own: 2 to 3.5 times
+what TMA takes on kb57 and kb71, 5 to 7 in TF32, 35 to 50 in BF16 on kb77_3d, kb79_1d and kb81."""
+STEPPED_BOX = 0.0145
+"""For each byte of a tile that is every so many-th column of a TMA box, and each lane but one that
+reads from the same bank. (With kernel and stride 4 the input's gradient took 3.7 times what the
+rule without this said in TF32, 4.1 in BF16; with 2 1.4 times.)"""
 LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
@@ -72,16 +80,11 @@ START_CYCLES = 4000.0
 """Launch, first slice and last store, which nothing hides."""
 
 
-def fill_factor(copy: int, step: int) -> float:
-    """How much longer a tile takes to fill than from whole TMA boxes of neighbouring columns.
-
-    Of such a box every `step`-th column: 2, 4 or 8 lanes then read from the same bank. (With kernel
-    and stride 4 the input's gradient took 3.7 times what the rule said in TF32, 4.1 in BF16; with 2
-    1.4 times.)
-    """
-    if copy < len(GATHER_FACTORS):
-        return GATHER_FACTORS[copy] * (STEPPED_GATHER if step > 1 else 1.0)
-    return (1 + gcd(step, 32)) / 2 if copy == len(GATHER_FACTORS) else 1.0
+def gathering_cycles(copy: int, step: int) -> float:
+    """For each byte of a tile, what it takes beside TMA boxes of neighbouring columns."""
+    if copy < len(GATHER_CYCLES):
+        return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
+    return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
 
 
 def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
@@ -94,11 +97,15 @@ def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) ->
 class UnitWork:
     """What the stages of the pipeline have to do for one unit of work."""
 
-    tensor: float
-    """Cycles that the tensor cores need by themselves."""
+    operands: float
+    """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
+    columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
+    the reads above predict better than the cycles, at one cycle each."""
     placed: float
     """Bytes of the tile, margins included, written in its own layout."""
     slices: float
+    boxes: float
+    """TMA boxes, or chunks of several, that loaders wait for and give back."""
     starved: float
     """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
     turns: float
@@ -113,8 +120,12 @@ class UnitWork:
     """Bytes written while no other consumer multiplies: the consumers take no turns."""
     bare_segments: float
     """The same, pieces of output rows."""
+    paired: float
+    """Bytes written by both consumers together, who meet for it."""
     kept: float
     """Slices that are multiplied with weights that stay in shared memory."""
+    gathered: float = 0.0
+    """Cycles to fill the tile where TMA does not do it, or brings more columns than are used."""
     lines: float = 0.0
     """Cycles of stores by lines, which `stored` and `segments` leave out."""
     fed: float = 0.0
@@ -132,13 +143,18 @@ class UnitWork:
         constants = self.constants
         cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
         return {
-            "the tensor cores": cost["tensor"],
-            "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
+            "the tensor cores": cost["operands"],
+            "filling the tile": cost["placed"]
+            + cost["slices"]
+            + cost["boxes"]
+            + cost["starved"]
+            + self.gathered,
             "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
             "the stores": cost["stored"]
             + cost["segments"]
             + cost["bare_stores"]
             + cost["bare_segments"]
+            + cost["paired"]
             + self.lines,
             "the weights": cost["weights"] + cost["kept"],
         }
@@ -148,9 +164,10 @@ class UnitWork:
         """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
         each = self.constants
         total = (
-            each["tensor"] * self.tensor
+            each["operands"] * self.operands
             + each["placed"] * self.placed
             + each["slices"] * self.slices
+            + each["boxes"] * self.boxes
             + each["starved"] * self.starved
             + each["turns"] * self.turns
             + each["stored"] * self.stored
@@ -158,8 +175,10 @@ class UnitWork:
             + each["weights"] * self.weights
             + each["bare_stores"] * self.bare_stores
             + each["bare_segments"] * self.bare_segments
+            + each["paired"] * self.paired
             + each["kept"] * self.kept
             + each["unit"]
+            + self.gathered
             + self.lines
         )
         return max(total, self.fed)

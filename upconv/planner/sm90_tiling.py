@@ -22,10 +22,11 @@ from .sm90_cost import (
     START_CYCLES,
     UnitWork,
     feeding_cycles,
-    fill_factor,
+    gathering_cycles,
 )
+from .sm90_load import MAX_JOBS, SPLIT_PARTS, Load, sum_slices
 from .sm90_task import Shape, Taps, Task, Triple
-from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
+from .sm90_weights import STAGE_BYTES, WeightRings, turn_slices, weight_rings
 
 if TYPE_CHECKING:
     from .sm90 import Job
@@ -48,24 +49,13 @@ BLOCKS = tuple(sorted({blocks for _, blocks in TILES}))
 
 SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
 """The same for split float32: N of both consumers together."""
-SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
-"""WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
-SUM_PAIRS = 12
-"""Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
-STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
-1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
-
 OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
 SPLIT = 3
 """Operand type of float32 that must not be rounded."""
-MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
-"""How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 BLOCK_ROWS = 64
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-PAIR_BYTES, VISIT_BYTES = 4, 48
-"""Of the tables of pairs and visits; together these are rounded to 128 bytes."""
 MAX_SLOTS = 16
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -80,6 +70,8 @@ class Tiling:
     blocks: int
     alternate: bool
     """The consumers take units in turn, rather than two jobs of the same unit."""
+    paired: bool
+    """These two jobs are the width phases of the same rows, which the consumers store together."""
     area: Area
     slice_blocks: int
     sum_slices: int
@@ -165,6 +157,7 @@ class Tiling:
             "width_folds": shape.width_folds,
             "warp_lines": shape.warp_lines,
             "width_phases": 0,
+            "paired": int(self.paired),
             "line_pitch": 0,
             "line_columns": 0,
             **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
@@ -187,6 +180,8 @@ class Tiling:
         use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
         share = use / (prod(self.tiles) * self.n)
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+        if self.paired:
+            kind = "have one width phase each, stored together"
         if shape.task.split:
             kind = "halve the columns of a tile"
         boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
@@ -203,81 +198,6 @@ class Tiling:
         )
 
 
-def visits(job_list: list[Job], alternate: bool) -> list[tuple[tuple[Job, ...], list[Triple]]]:
-    """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
-    size = 1 if alternate else 2
-    groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
-    return [
-        (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
-        for group in groups
-    ]
-
-
-@dataclass(frozen=True)
-class Load:
-    """What all units of a tile have to do for one channel slice, whatever the tile."""
-
-    groups: int
-    visits: int
-    """Of all units together."""
-    most_visits: int
-    table: int
-    """Entries of the table of visits; units with the same tap lists share theirs."""
-    kinds: int
-    pair_count: int
-    """Entries of the table of pairs."""
-    pairs: int
-    """WGMMAs of all jobs, three for a pair where float32 is split."""
-    steps: int
-    """Weight blocks of all jobs."""
-    longest: int
-    """Pairs of the longest tap list."""
-    sum_pairs: int
-    additions: int
-    """Of parts of tap lists to the sums, but for the last part of each."""
-
-    @staticmethod
-    def of(
-        job_list: list[Job],
-        alternate: bool,
-        slice_blocks: int,
-        split: bool = False,
-        sum_pairs: int = 0,
-    ) -> Load:
-        """`sum_pairs` is chosen here where it is 0 and float32 is split."""
-        units = visits(job_list, alternate)
-        table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
-        kinds = {kind: None for job in job_list for kind in job.kinds}
-        lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
-        every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
-        longest = max(every, default=0)
-        sum_pairs = (sum_pairs or even_part(longest)) if split else 0
-        steps = sum(step_count(pairs, sum_pairs) for pairs in every)
-        # A job that idles brings tap lists of its own, empty ones.
-        idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
-        return Load(
-            groups=len(units),
-            visits=sum(len(planes) for _, planes in units),
-            most_visits=max(len(planes) for _, planes in units),
-            table=sum(table.values()),
-            kinds=len(kinds) + idle,
-            pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-            pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
-            steps=steps,
-            longest=longest,
-            additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
-            sum_pairs=sum_pairs,
-        )
-
-    @property
-    def fits(self) -> bool:
-        return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
-
-    @property
-    def table_bytes(self) -> int:
-        return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
-
-
 def tilings(
     shape: Shape, by_blocks: Mapping[int, list[Job] | None], hardware: Hardware
 ) -> Iterator[Tiling]:
@@ -291,6 +211,8 @@ def tilings(
         if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
             continue
         orders = (True, False) if len(job_list) > 1 and not split else (True,)
+        if job_list[0].paired:
+            orders = (False,)
         for area in areas(shape, n, store_vector(shape, job_list)):
             if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                 continue
@@ -322,7 +244,8 @@ def store_vector(shape: Shape, job_list: list[Job]) -> int:
     if task.channels_last:
         return 1
     span = shape.columns.out_step
-    if span > 1 and not (job_list[0].together and len(shape.columns.firsts) == span):
+    whole_rows = job_list[0].together or job_list[0].paired
+    if span > 1 and not (whole_rows and len(shape.columns.firsts) == span):
         return 1
     whole = 16 // task.element_bytes
     width = task.out_size[2]
@@ -352,10 +275,12 @@ def pipelines(
     tiles = tile_counts(shape, area)
     known: dict[tuple[int, int, bool], tuple[UnitWork, float]] = {}
     own = False  # rings of their own for the consumers: the longest that fit, they cost the same
-    groups, steps = load.groups * shape.task.groups, load.steps * slices
-    for weights in weight_rings(shape.task.split, form[2], groups, steps):
+    groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
+    for weights in weight_rings(shape.task.split, form[2], groups, *steps):
         slots = min((room - weights.bytes) // slot, MAX_SLOTS)
-        if slots < 2 or (weights.rings == 2 and own):
+        if slots < 2 or (weights.rings == 2 and own and not weights.resident):
+            continue
+        if weights.resident and groups > hardware.multiprocessors:
             continue
         own = weights.rings == 2
         whole = form[2] or weights.rings == 2
@@ -367,6 +292,7 @@ def pipelines(
         work, cycles = known[key]
         yield Tiling(
             *form[:3],
+            job.paired,
             area,
             slice_blocks,
             sum_slices(load) if shape.task.split else 0,
@@ -393,17 +319,25 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
     )
 
 
-def sum_slices(load: Load) -> int:
-    """Slices that are summed by themselves where float32 is split: of short tap lists more than
-    one. All products of the later ones meet a sum that truncation can take from."""
-    pairs = max(load.longest, 1)
-    return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
-
-
-def even_part(pairs: int) -> int:
-    """Pairs that are summed by themselves: as few parts as may be, about the same size."""
-    parts = max(-(-pairs // SUM_PAIRS), 1)
-    return up(max(-(-pairs // parts), 1), STEP_PAIRS)
+def store_work(
+    shape: Shape, job: Job, form: tuple[int, int, bool, int], area: Area, units: int
+) -> tuple[float, float, float]:
+    """Bytes and pieces of rows that a unit stores, or cycles where it does so by lines."""
+    task, (n, blocks, alternate, _) = shape.task, form
+    outputs = task.outputs * (1 - task.filled) / units
+    stored = outputs * task.element_bytes
+    if task.channels_last:
+        return stored, 0.0, 0.0
+    if job.lines:
+        # Width phases without taps are vectors like the others.
+        staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
+        return 0.0, 0.0, staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+    span = shape.columns.out_step if job.together or job.paired else 1
+    segments = outputs / (area.width * span)
+    if span < shape.columns.out_step:
+        # A part of every sector, which costs as much as a whole one.
+        stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+    return stored, segments, 0.0
 
 
 def unit_work(
@@ -423,21 +357,8 @@ def unit_work(
     slices, per_turn, rings, resident, box = depth
     share = slices / load.groups
     unit_slices = load.visits * share
-    outputs = task.outputs * (1 - task.filled) / units
-    stored = outputs * task.element_bytes
-    span = shape.columns.out_step if job.together else 1
-    segments = outputs / (area.width * span)
-    lines = 0.0
-    if task.channels_last:
-        segments = 0.0
-    elif job.lines:
-        # Width phases without taps are vectors like the others.
-        staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
-        lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
-        stored = segments = 0.0
-    elif span < shape.columns.out_step:
-        # A part of every sector, which costs as much as a whole one.
-        stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+    stored, segments, lines = store_work(shape, job, form, area, units)
+    shares = 2 if task.split else 1  # of the columns of a tile
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if rings == 2:
         turns = 0
@@ -445,15 +366,13 @@ def unit_work(
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
     fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+    placed = area.pixels * slice_blocks * unit_slices * 16
     fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
     return UnitWork(
-        tensor=load.pairs * share * n / 2,
-        placed=area.pixels
-        * slice_blocks
-        * unit_slices
-        * 16
-        * fill_factor(area.copy, shape.steps[2]),
+        operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
+        placed=placed,
         slices=unit_slices,
+        boxes=chunks,
         starved=chunks if box.raw_chunks == 2 else 0.0,
         turns=turns,
         stored=stored,
@@ -461,7 +380,9 @@ def unit_work(
         weights=0.0 if resident else load.steps * share * STAGE_BYTES,
         bare_stores=stored if rings == 2 else 0.0,
         bare_segments=segments if rings == 2 else 0.0,
+        paired=stored if job.paired else 0.0,
         kept=unit_slices if resident else 0.0,
+        gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
         lines=lines,
         fed=fed if area.copy == COPY_ROWS else 0.0,
         split=task.split,
@@ -483,17 +404,11 @@ def timed(
     work = unit_work(shape, load, job, form, area, depth, units)
     filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
     memory = (shape.task.bytes - filled) / units / DRAM_BYTES
-    waves = -(-units // hardware.multiprocessors)
+    blocks = hardware.multiprocessors
+    if depth[3]:  # weights stay: each has units of one group of jobs
+        blocks -= blocks % (load.groups * shape.task.groups)
+    waves = -(-units // blocks)
     if shape.task.fill_first:
         filled = shape.task.outputs * shape.task.element_bytes
     fill = filled / DRAM_BYTES / hardware.multiprocessors
     return work, max(work.cycles, memory) * waves + fill + START_CYCLES
-
-
-def step_count(pairs: int, sum_pairs: int) -> int:
-    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
-    split: of its parts of `sum_pairs`, and twice, tails and heads."""
-    if sum_pairs:
-        parts, left = divmod(pairs, sum_pairs)
-        return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
-    return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()

@@ -32,24 +32,33 @@ class WeightRings:
 
     def __str__(self) -> str:
         if self.resident:
-            return f"all {self.stages} weight blocks in shared memory"
+            each = " for each consumer" if self.rings == 2 else ""
+            return f"all {self.stages} weight blocks{each} in shared memory"
         if self.rings == 2:
             return f"{self.stages} weight stages for each consumer, no turns"
         return f"{self.stages} weight stages"
 
 
-def weight_rings(split: bool, alternate: bool, groups: int, steps: int) -> Iterator[WeightRings]:
+def weight_rings(
+    split: bool, alternate: bool, groups: int, steps: int, job_steps: int
+) -> Iterator[WeightRings]:
     """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
-    `groups`: different weights that units need; `steps`: weight blocks of a unit."""
+    `groups`: different weights that units need; `steps`: weight blocks of all of them; `job_steps`:
+    of each job, 0 where they differ. A block of threads always has units of the same group where
+    weights stay."""
     for stages in (8, 6, 4):
         yield WeightRings(1, stages)
     if split:
         return
     if groups == 1 and 0 < steps <= MAX_STAGES:
         yield WeightRings(1, steps, resident=True)
+    elif alternate and 0 < job_steps <= MAX_STAGES:
+        yield WeightRings(1, job_steps, resident=True)
     if not alternate:
         for stages in (6, 5, 4):
             yield WeightRings(2, stages)
+        if 0 < 2 * job_steps <= MAX_STAGES:
+            yield WeightRings(2, job_steps, resident=True)
 
 
 def turn_slices(whole: bool, slices: int, slots: int) -> int:

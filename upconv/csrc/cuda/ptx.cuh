@@ -77,6 +77,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
+// The 64 threads of two warps.
+__device__ __forceinline__ void warp_pair_sync(int id) {
+  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
+}
 
 // True for one thread of a warp, all of which ask. The assembler then knows that only one starts a
 // copy; after a comparison of thread numbers it puts each copy into a loop over the threads.

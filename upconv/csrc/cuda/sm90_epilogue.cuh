@@ -95,7 +95,7 @@ struct Epilogue {
                                         bool inside, int first_x, int first_y, int channels,
                                         int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = kSpan * 8 / kTogether;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
@@ -198,6 +198,100 @@ struct Epilogue {
   __device__ static __forceinline__ void put(uint32_t row, int index, Values... values) {
     alignas(16) const Element packed[V] = {Operand::from_float(values)...};
     ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
+  }
+
+  // --- Stores of both consumers together ---
+  // Each consumer holds one of the two width phases of the same rows. The warps of both that have
+  // the same channels stage half a slice each, meet, and write 8 of the 16 rows each, with both
+  // phases. What is staged next goes into the other half: who writes there has been met since by
+  // all who read it.
+
+  // V neighbouring outputs, from V / 2 staged columns of each phase.
+  template <int V>
+  __device__ __forceinline__ Vector<V> interleaved(uint32_t even, uint32_t odd) const {
+    alignas(16) Element first[V / 2], second[V / 2], both[V];
+    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(first), even);
+    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(second), odd);
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) both[2 * i] = first[i], both[2 * i + 1] = second[i];
+    return *reinterpret_cast<Vector<V>*>(both);
+  }
+
+  template <int V>
+  __device__ __forceinline__ void sweep_pair(uint32_t even, uint32_t odd, Element* base,
+                                             const Unit& where, bool inside, int first_y,
+                                             int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row of both phases takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    const int64_t channel_step = out_area();
+    const int first_row = 8 * c + threadIdx.x % 32 / kLanes;
+#pragma unroll 1
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
+      const int q = position / 2, residue = position % 2;
+      const int at = column_offset(where, inside, first_y, chunk + q, residue);
+      if (at < 0) continue;
+      Element* target = base + (at + residue) + first_row * channel_step;
+      const uint32_t offset = (first_row * kPitch + q) * sizeof(Element);
+      Vector<V> v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t row = offset + i * kTogether * kPitch * sizeof(Element);
+        if constexpr (V == 1) {
+          ptx::load_shared(v[i], (residue ? odd : even) + row);
+        } else {
+          v[i] = interleaved<V>(even + row, odd + row);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first_row + i * kTogether < channels) {
+          __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+        }
+        target += kTogether * channel_step;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_pair(const Sm90Job& job, const Unit& where) const {
+    constexpr int kColumns = kChunk / 2;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t even = shared.staging + warp * kStagingBytes, odd = even + 4 * kStagingBytes;
+    const uint32_t row = (c ? odd : even) + lane / 4 * kPitch * sizeof(Element);
+    const Sm90Kind& kind = p.kind[job.kind[0]];
+    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
+    const int channel = job.channel[0] + warp * 16 % p.fold_rows;
+    // The same for both consumers.
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    const bool inside = unit_inside(where, first_y, 1);
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, kind.first_z, first_y, 0) +
+                    channel * out_area();
+    const int channels = p.out_channels - channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+    uint32_t half = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
+      const int width = min(kColumns, N - chunk) * 2;
+      stage_columns<0, 1, kColumns, 1>(row + half, chunk, ptx::unknown(bias0), ptx::unknown(bias8));
+      __syncwarp();
+      ptx::warp_pair_sync(kPairBarrier + warp);
+      constexpr int kMost = 16 / sizeof(Element);
+      if (p.vector == kMost) {
+        sweep_pair<kMost>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                          width);
+      } else if (p.vector == 2) {
+        sweep_pair<2>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                      width);
+      } else {
+        sweep_pair<1>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                      width);
+      }
+      __syncwarp();
+      half ^= kColumns * sizeof(Element);
+    }
+    // The next unit begins with the first half.
+    constexpr bool kOdd = (N + kColumns - 1) / kColumns % 2;
+    if constexpr (kOdd) ptx::warp_pair_sync(kPairBarrier + warp);
   }
 
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
@@ -473,6 +567,9 @@ struct Epilogue {
     } else if (p.line_columns) {
       store_lines<8>(job, where);
     } else if (!p.width_phases) {
+      if constexpr (MB == 1 && !Operand::kSplit) {
+        if (p.paired) return store_pair(job, where);
+      }
       store_each(job, where);
     } else {
       store_contiguous<0, MB, kChunk / 2, 2>(job, where);

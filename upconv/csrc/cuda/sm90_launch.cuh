@@ -94,7 +94,9 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
   }
   const int units = unit_count(p);
   const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
-  const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
+  int blocks = units < multiprocessors && !fills ? units : multiprocessors;
+  // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
+  if (p.resident) blocks -= blocks % (p.job_groups * p.conv_groups);
 #define UPCONV_TRY_EITHER(n, mb, rows)                                      \
   if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
     return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);

@@ -84,6 +84,7 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
   X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
   X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
+  X(paired)       /* 1: the consumers have one of two width phases each, stored together */      \
   X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
   X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
   X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
