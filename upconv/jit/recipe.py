@@ -43,6 +43,17 @@ _HOPPER_SOURCES = "cuda/sm90_"
 """Sources with WGMMA in them, which compile for compute capability 9.0a alone: a machine with any
 other GPU gets the library without them, and a binding that leaves their plans to PyTorch."""
 
+_LONGEST_FIRST = (
+    "binding/",
+    "cuda/sm90_wgrad_tf32",
+    "cuda/sm90_bf16_rows",
+    "cuda/sm90_fp16_rows",
+    "cuda/sm90_tf32_rows",
+    "cuda/sm90_",
+    "cuda/direct_float32",
+)
+"""The order in which compilers start, by how a source's name begins."""
+
 _SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
 
 # torch's own flags carry no -O at all. The library is used through its registrations alone, so
@@ -146,11 +157,18 @@ def _below_csrc(file: Path) -> str:
     return file.relative_to(CSRC).as_posix()
 
 
+def _rank(source: Path) -> int:
+    name = _below_csrc(source)
+    ranks = (i for i, prefix in enumerate(_LONGEST_FIRST) if name.startswith(prefix))
+    return len(_LONGEST_FIRST) if name.endswith("_launch.cu") else next(ranks, len(_LONGEST_FIRST))
+
+
 def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
     """The build of "cpu" or "cuda" from this installation's csrc."""
     if kind not in KINDS:
         raise ValueError(f"there is no library {kind!r}; choose one of {', '.join(KINDS)}")
     sources = [file for pattern in SOURCES[kind] for file in sorted(CSRC.glob(pattern))]
+    sources.sort(key=_rank)
     inputs = [
         file
         for file in sorted(CSRC.rglob("*"))
