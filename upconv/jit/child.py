@@ -77,7 +77,7 @@ def main() -> None:
         code = compilers.wait()
     if code:
         sys.exit(1)
-    torch.ops.load_library(request["library"])
+    torch.ops.load_library(request["library"])  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

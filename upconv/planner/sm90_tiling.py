@@ -39,7 +39,6 @@ TILES = (
     (64, 1),
     (128, 2),
     (104, 2),
-    (64, 2),
 )
 """(N, row blocks of a job) of every compiled kernel: the lists of csrc/cuda/sm90_launch.cuh."""
 

@@ -1,7 +1,8 @@
-// The GPU kernels as the binding sees them: one table row each, chosen by a plan's kernel number.
+// The GPU kernels as the bindings see them: one table row each, chosen by a plan's kernel number.
 //
 // To add a kernel: include its launch header, write its `read_...` (the planner's integers into the
-// kernel's own parameters, null where they do not fit the call), and add a row to cuda_kernels().
+// kernel's own parameters, null where they do not fit the call), and add a row to the
+// `library_kernels` of a binding.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -302,19 +303,6 @@ inline CudaKernel direct_igrad_kernel() {
             params.result = operands.output;
             return direct_grad(params, stream);
           }};
-}
-
-// ------------------------------------------------------------------------------------------------
-
-// Every kernel of this library.
-inline const std::vector<CudaKernel>& cuda_kernels() {
-  static const std::vector<CudaKernel> kernels = {
-#ifdef UPCONV_SM90
-      sm90_kernel(), wgrad_kernel(),
-#endif
-      mma_kernel(),  direct_kernel(), direct_wgrad_kernel(), direct_igrad_kernel(),
-  };
-  return kernels;
 }
 
 }  // namespace upconv
