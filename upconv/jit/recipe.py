@@ -33,7 +33,7 @@ SOURCES = {
     "cpu": ("binding/cpu_binding.cpp", "cpu/*.cpp"),
     "cuda": ("binding/cuda_binding.cpp", "cuda/*.cu"),
     "cuda_wgrad": (
-        "binding/cuda_wgrad_binding.cpp",
+        "binding/cuda_binding.cpp",
         "cuda/sm90_wgrad_*.cu",
         "cuda/direct_grad_*.cu",
     ),
@@ -42,8 +42,8 @@ SOURCES = {
 
 _FOREIGN = {
     "cpu": ("cuda/", "binding/cuda_", "export/"),
-    "cuda": ("cpu/", "binding/cpu_", "binding/cuda_wgrad_", "export/"),
-    "cuda_wgrad": ("cpu/", "binding/cpu_", "binding/cuda_binding", "export/"),
+    "cuda": ("cpu/", "binding/cpu_", "export/"),
+    "cuda_wgrad": ("cpu/", "binding/cpu_", "export/"),
 }
 """What belongs to other libraries or to exported files only, and so does not enter the key."""
 
@@ -55,15 +55,18 @@ _HOPPER_SOURCES = "cuda/sm90_"
 other GPU gets the library without them, and a binding that leaves their plans to PyTorch."""
 
 _LONGEST_FIRST = (
-    "binding/*",  # a single thread, 11 s
+    "binding/*",  # a single thread, 10 s
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
     "cuda/sm90_*_rows.cu",  # 15 to 27 s
     "cuda/sm90_*16.cu",  # 19 to 22 s
     "cuda/sm90_*32.cu",
     "cuda/sm90_split*.cu",  # 14 to 17 s
-    "cuda/sm90_*_*.cu",
-    "cuda/direct_float*.cu",  # 3 to 11 s
-    "cuda/*",
+    "cuda/sm90_*_*.cu",  # 13 s
+    "cuda/direct_float32.cu",  # 11 s
+    "cuda/direct_*float16.cu",  # 6 s
+    "cuda/mma_*[0-9t].cu",  # 5 s
+    "cuda/*[!h].cu",  # 3 s
+    "cuda/*_launch.cu",  # 1 s
 )
 """The order in which the compilers start, so that no long one is the last; in CPU seconds."""
 
@@ -193,11 +196,11 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     gencodes: list[str] = []
     cflags: tuple[str, ...] = CFLAGS
     if kind != "cpu":
-        cflags = CUDA_HOST_CFLAGS
+        cflags = (*CUDA_HOST_CFLAGS, "-DUPCONV_WGRAD") if kind == "cuda_wgrad" else CUDA_HOST_CFLAGS
         capabilities = [capability] if capability else _capabilities()
         gencodes = [_gencode(c) for c in capabilities]
         if all(c == (9, 0) for c in capabilities):
-            cflags = (*CUDA_HOST_CFLAGS, "-DUPCONV_SM90")
+            cflags = (*cflags, "-DUPCONV_SM90")
         else:
             sources = [f for f in sources if not _below_csrc(f).startswith(_HOPPER_SOURCES)]
     return BuildSpec(

@@ -1,24 +1,156 @@
-// The operators for CUDA tensors, but for the gradient of the weight (cuda_wgrad_binding.cpp).
+// The operators for CUDA tensors, in two libraries that are compiled from this file. The gradient of
+// the weight has one of its own (UPCONV_WGRAD), which is built when it is first asked for: its
+// kernels take a quarter of the compilers' time, and inference needs none of them.
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <list>
+
+#include "common.h"
 #include "cuda/bias_gradient.h"
-#include "cuda_call.h"
+#include "cuda_kernels.h"
+#include "gradients.h"
+#include "tf32.h"
 
 namespace upconv {
 namespace {
 
-const std::vector<CudaKernel>& library_kernels() {
-  static const std::vector<CudaKernel> kernels = {
-#ifdef UPCONV_SM90
-      sm90_kernel(),
-#endif
-      mma_kernel(),
-      direct_kernel(),
-      direct_igrad_kernel(),
+PlanCache& plan_cache() {
+  static PlanCache cache;
+  return cache;
+}
+
+// The kernel of a plan that this library holds; null where it was built without it.
+const CudaKernel* kernel_of(const PlanRecord& plan) {
+  for (const CudaKernel& kernel : cuda_kernels()) {
+    if (kernel.id == plan.kernel) return &kernel;
+  }
+  return nullptr;
+}
+
+// The plan as the kernel takes it, made once. A plan for a kernel that this library was not built
+// with (a library built for another GPU) is PyTorch's to serve.
+bool record_complete(const PlanKey& key, PlanRecord& plan) {
+  const CudaKernel* kernel = kernel_of(plan);
+  if (kernel == nullptr) {
+    plan.kernel = kAten;
+    return true;
+  }
+  plan.prepared = kernel->read(CallSizes(key), plan.params);
+  return plan.prepared != nullptr;
+}
+
+// ------------------------------------------------------------------------------------------------
+// Packed weights
+
+// A frozen weight (no gradient, unchanged version) is packed once for each plan and stream that
+// uses it. Entries whose weight is gone are dropped when a new one comes.
+class PackedWeights {
+ public:
+  Tensor find(const Tensor& weight, const PlanPointer& plan, cudaStream_t stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Entry& entry : entries_) {
+      if (entry.weight._unsafe_get_target() == weight.unsafeGetTensorImpl() &&
+          entry.version == weight._version() && entry.data == weight.const_data_ptr() &&
+          entry.plan == plan && entry.stream == stream && !entry.weight.expired())
+        return entry.packed;
+    }
+    return {};
+  }
+
+  void insert(const Tensor& weight, const PlanPointer& plan, cudaStream_t stream, Tensor packed) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.remove_if([&](const Entry& entry) {
+      return entry.weight.expired() ||
+             (entry.weight._unsafe_get_target() == weight.unsafeGetTensorImpl() &&
+              entry.version != weight._version());
+    });
+    if (entries_.size() >= kMost) entries_.pop_front();
+    entries_.push_back({c10::weak_intrusive_ptr<at::TensorImpl>(weight.getIntrusivePtr()),
+                        weight._version(), weight.const_data_ptr(), plan, stream,
+                        std::move(packed)});
+  }
+
+  void clear() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entries_.clear();
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<at::TensorImpl> weight;
+    int64_t version;
+    const void* data;
+    PlanPointer plan;
+    cudaStream_t stream;
+    Tensor packed;
   };
-  return kernels;
+  static constexpr size_t kMost = 128;
+  std::mutex mutex_;
+  std::list<Entry> entries_;
+};
+
+PackedWeights& packed_weights() {
+  static PackedWeights cache;
+  return cache;
+}
+
+void check(cudaError_t error, const char* what, const PlanKey& key) {
+  if (error == cudaSuccess) return;
+  std::string problem;
+  for (int64_t value : key.list()) problem += (problem.empty() ? "" : ", ") + std::to_string(value);
+  TORCH_CHECK(false, "upconv: ", what, " failed: ", cudaGetErrorString(error), " (problem key [",
+              problem, "]); set UPCONV_BACKEND=aten to go on with PyTorch's own operator");
+}
+
+Tensor empty_cuda(at::IntArrayRef shape, at::ScalarType type, at::Device device,
+                  at::MemoryFormat format) {
+  return Tensor(at::detail::empty_cuda(shape, type, device, format));
+}
+
+bool capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaStreamIsCapturing(stream, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// The packed weight: from the table, or by one small kernel. While a CUDA graph is captured the
+// packing is part of the graph, which then never reads memory that the table may give up.
+Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const CudaKernel& kernel,
+                     const PlanKey& key, cudaStream_t stream) {
+  if (kernel.pack == nullptr) return weight.contiguous();
+  const bool frozen = !weight.requires_grad() && !weight.is_inference() && !capturing(stream);
+  if (frozen) {
+    if (Tensor found = packed_weights().find(weight, plan, stream); found.defined()) return found;
+  }
+  const Tensor dense = weight.contiguous();
+  Tensor packed = empty_cuda({kernel.packed_bytes(plan->prepared.get())}, at::kByte,
+                             weight.device(), at::MemoryFormat::Contiguous);
+  check(
+      kernel.pack(plan->prepared.get(), dense.const_data_ptr(), packed.mutable_data_ptr(), stream),
+      "packing the weights", key);
+  if (frozen) packed_weights().insert(weight, plan, stream, packed);
+  return packed;
 }
 
 // ------------------------------------------------------------------------------------------------
 // One call
+
+int multiprocessors(int device) {
+  int count = 0;
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  return count;
+}
+
+// Dense in the layout that the plan reads, on the boundary that the kernel's vector loads need.
+Tensor readable(const Tensor& tensor, at::MemoryFormat format, int alignment) {
+  Tensor dense = tensor.contiguous(format);
+  if (reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % alignment != 0) {
+    dense = dense.clone(format);
+  }
+  return dense;
+}
 
 template <int N>
 Tensor run_kernel(const CudaKernel& kernel, const PlanKey& key, const PlanPointer& plan,
@@ -59,7 +191,45 @@ std::optional<Tensor> run(const Stack& stack) {
 }
 
 // ------------------------------------------------------------------------------------------------
-// The gradient of the bias
+// Gradients
+
+Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPointer& plan,
+                    const GradientCall& call) {
+  const Tensor &gy = call.grad_output, &other = call.other;
+  const c10::cuda::CUDAGuard guard(gy.device());
+  const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
+  const int ndim = static_cast<int>(key[kKeyNdim]);
+  const auto last = ndim == 3 ? at::MemoryFormat::ChannelsLast3d : at::MemoryFormat::ChannelsLast;
+  const auto format = key[kKeyChannelsLast] ? last : at::MemoryFormat::Contiguous;
+  const bool by_weight = key[kKeyDirection] == kGradWeight;
+  const Tensor dense = readable(gy, format, kernel.alignment);
+  const Tensor second = by_weight ? readable(other, format, kernel.alignment)
+                                  : packed_weight(other, plan, kernel, key, stream);
+  Tensor result = empty_cuda(call.size, gy.scalar_type(), gy.device(), format);
+  Tensor workspace;
+  if (kernel.workspace_bytes != nullptr) {
+    workspace = empty_cuda({kernel.workspace_bytes(plan->prepared.get())}, at::kByte, gy.device(),
+                           at::MemoryFormat::Contiguous);
+  }
+  const Operands operands{(by_weight ? second : dense).const_data_ptr(),
+                          (by_weight ? dense : second).const_data_ptr(), nullptr,
+                          result.mutable_data_ptr(),
+                          workspace.defined() ? workspace.mutable_data_ptr() : nullptr};
+  check(kernel.launch(plan->prepared.get(), operands, multiprocessors(gy.device().index()), stream),
+        kernel.name, key);
+  return result;
+}
+
+struct CudaGradients {
+  static constexpr DeviceKind kKind = kCuda;
+  static PlanCache& cache() { return plan_cache(); }
+  static bool tf32() { return conv_tf32_allowed(); }
+  static int64_t threads() { return 0; }
+  static bool complete(const PlanKey& key, PlanRecord& plan) { return record_complete(key, plan); }
+  static Tensor run(const PlanKey& key, const PlanPointer& plan, const GradientCall& call) {
+    return run_gradient(*kernel_of(*plan), key, plan, call);
+  }
+};
 
 // The sum of grad_output over everything but its channels. What is not dense (a gradient that was
 // expanded from one number, say), empty or of another dtype is PyTorch's to add.
@@ -103,6 +273,23 @@ Tensor grad_bias(const Tensor& gy, int64_t ndim) {
   return result;
 }
 
+void clear_plans() {
+  plan_cache().clear();
+  packed_weights().clear();
+}
+
+#ifdef UPCONV_WGRAD
+
+TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
+  library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
+}
+
+TORCH_LIBRARY_IMPL(upconv, CompositeExplicitAutograd, library) {
+  library.impl("_clear_cuda_wgrad_plans", clear_plans);
+}
+
+#else
+
 TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose1d", kernel<1, run<1>>());
   library.impl("conv_transpose2d", kernel<2, run<2>>());
@@ -120,6 +307,8 @@ TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {
 TORCH_LIBRARY_IMPL(upconv, CompositeExplicitAutograd, library) {
   library.impl("_clear_cuda_plans", clear_plans);
 }
+
+#endif
 
 }  // namespace
 }  // namespace upconv

@@ -1,8 +1,7 @@
-// The GPU kernels as the bindings see them: one table row each, chosen by a plan's kernel number.
+// The GPU kernels as the binding sees them: one table row each, chosen by a plan's kernel number.
 //
 // To add a kernel: include its launch header, write its `read_...` (the planner's integers into the
-// kernel's own parameters, null where they do not fit the call), and add a row to the
-// `library_kernels` of a binding.
+// kernel's own parameters, null where they do not fit the call), and add a row to cuda_kernels().
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -303,6 +302,26 @@ inline CudaKernel direct_igrad_kernel() {
             params.result = operands.output;
             return direct_grad(params, stream);
           }};
+}
+
+// ------------------------------------------------------------------------------------------------
+
+// Every kernel of this library: those for the gradient of the weight, or all others.
+inline const std::vector<CudaKernel>& cuda_kernels() {
+  static const std::vector<CudaKernel> kernels = {
+#ifdef UPCONV_WGRAD
+#ifdef UPCONV_SM90
+      wgrad_kernel(),
+#endif
+      direct_wgrad_kernel(),
+#else
+#ifdef UPCONV_SM90
+      sm90_kernel(),
+#endif
+      mma_kernel(), direct_kernel(), direct_igrad_kernel(),
+#endif
+  };
+  return kernels;
 }
 
 }  // namespace upconv
