@@ -47,8 +47,8 @@ _FOREIGN = {
 }
 """What belongs to other libraries or to exported files only, and so does not enter the key."""
 
-_ELSEWHERE = {"cuda": "cuda/sm90_wgrad_"}
-"""Sources that the pattern of a library finds and another library has."""
+_ELSEWHERE = {"cuda": ("cuda/sm90_wgrad_*", "cuda/direct_grad_*float16.cu")}
+"""What a library's own patterns find and another library has."""
 
 _HOPPER_SOURCES = "cuda/sm90_"
 """Sources with WGMMA in them, which compile for compute capability 9.0a alone: a machine with any
@@ -57,11 +57,9 @@ other GPU gets the library without them, and a binding that leaves their plans t
 _LONGEST_FIRST = (
     "binding/*",  # a single thread, 10 s
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
-    "cuda/sm90_*_rows.cu",  # 15 to 27 s
-    "cuda/sm90_*16.cu",  # 19 to 22 s
-    "cuda/sm90_*32.cu",
-    "cuda/sm90_split*.cu",  # 14 to 17 s
-    "cuda/sm90_*_*.cu",  # 13 s
+    "cuda/sm90_*_narrow.cu",  # 14 to 20 s
+    "cuda/sm90_wgrad_*16.cu",  # 18 s
+    "cuda/sm90_*[!h].cu",  # 13 to 17 s
     "cuda/direct_float32.cu",  # 11 s
     "cuda/direct_*float16.cu",  # 6 s
     "cuda/mma_*[0-9t].cu",  # 5 s
@@ -185,8 +183,8 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     if kind not in KINDS:
         raise ValueError(f"there is no library {kind!r}; choose one of {', '.join(KINDS)}")
     found = [file for pattern in SOURCES[kind] for file in sorted(CSRC.glob(pattern))]
-    left_out = _ELSEWHERE.get(kind)
-    sources = [f for f in found if not (left_out and _below_csrc(f).startswith(left_out))]
+    left_out = _ELSEWHERE.get(kind, ())
+    sources = [f for f in found if not any(fnmatch(_below_csrc(f), name) for name in left_out)]
     sources.sort(key=_rank)
     inputs = [
         file
@@ -195,10 +193,13 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     ]
     gencodes: list[str] = []
     cflags: tuple[str, ...] = CFLAGS
+    cuda_cflags: tuple[str, ...] = ()
     if kind != "cpu":
-        cflags = (*CUDA_HOST_CFLAGS, "-DUPCONV_WGRAD") if kind == "cuda_wgrad" else CUDA_HOST_CFLAGS
+        part = f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}"
+        cflags = (*CUDA_HOST_CFLAGS, part)
         capabilities = [capability] if capability else _capabilities()
         gencodes = [_gencode(c) for c in capabilities]
+        cuda_cflags = (*CUDA_CFLAGS, part, *gencodes)
         if all(c == (9, 0) for c in capabilities):
             cflags = (*cflags, "-DUPCONV_SM90")
         else:
@@ -208,7 +209,7 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
         sources=tuple(sources),
         inputs=tuple(inputs),
         cflags=cflags,
-        cuda_cflags=(*CUDA_CFLAGS, *gencodes) if gencodes else (),
+        cuda_cflags=cuda_cflags,
         include_paths=(CSRC,),
         arch=" ".join(gencodes),
     )

@@ -1,5 +1,5 @@
-// The operators for CUDA tensors, in two libraries that are compiled from this file. The gradient of
-// the weight has one of its own (UPCONV_WGRAD), which is built when it is first asked for: its
+// The operators for CUDA tensors, in two libraries that are compiled from this file. The gradient
+// of the weight has one of its own (UPCONV_WGRAD), which is built when it is first asked for: its
 // kernels take a quarter of the compilers' time, and inference needs none of them.
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -278,7 +278,7 @@ void clear_plans() {
   packed_weights().clear();
 }
 
-#ifdef UPCONV_WGRAD
+#if UPCONV_WGRAD
 
 TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());

@@ -309,7 +309,7 @@ inline CudaKernel direct_igrad_kernel() {
 // Every kernel of this library: those for the gradient of the weight, or all others.
 inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
-#ifdef UPCONV_WGRAD
+#if UPCONV_WGRAD
 #ifdef UPCONV_SM90
       wgrad_kernel(),
 #endif
@@ -318,7 +318,9 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #ifdef UPCONV_SM90
       sm90_kernel(),
 #endif
-      mma_kernel(), direct_kernel(), direct_igrad_kernel(),
+      mma_kernel(),
+      direct_kernel(),
+      direct_igrad_kernel(),
 #endif
   };
   return kernels;
