@@ -33,7 +33,7 @@ _NAME = "upconv_sm90_wgmma_fprop"
 _DTYPE = torch.float32
 _TF32 = True
 _CUDA_FLAGS = (
-    "-O1",
+    "-O3",
     "--expt-relaxed-constexpr",
     "-Xcompiler=-fvisibility=hidden",
     "--split-compile=0",
