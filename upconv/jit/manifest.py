@@ -1,8 +1,8 @@
 """What ninja is told: one rule for each compiler, one line for each source, and the link.
 
 torch's own `cpp_extension.load` would write this as well, but it has to be imported first: 4 s of
-a cold build during which no compiler runs. The compilers get what it would give them. Each starts
-as soon as there is a core for it, in the order of the sources.
+a cold build during which no compiler runs. The compilers get what it would give them, and start in
+the order of the sources.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
 # torch's own flags carry no -O at all. The library is used through its registrations alone, so
 # nothing but those need be visible.
 CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden")
-# torch links libtorch_python whether it is used or not; --as-needed leaves it out.
+# Of torch's libraries, those that are used.
 LDFLAGS = ("-fopenmp", "-Wl,--as-needed")
 # The bindings of the GPU hold no loop worth unrolling: 9 s instead of 11.
 CUDA_HOST_CFLAGS = ("-O2", "-fopenmp", "-fvisibility=hidden")
