@@ -2601,6 +2601,9 @@ __device__ __forceinline__ Float16 to_float16(float v) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
   return narrow;
 }
+// Streaming stores, which CUDA has for its own 16-bit types under this name.
+__device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
+__device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
 
 // A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
 // parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
@@ -3872,17 +3875,15 @@ constexpr int kFillBytes = 16384;  // of a task and more; what a task costs besi
 // `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
 template <typename Element>
 __device__ __forceinline__ void fill_run(Element* to, int count, Element value, uint4 vector) {
-  using Bits = VectorOf<sizeof(Element)>;
   constexpr int kE = 16 / sizeof(Element);
   const int lane = threadIdx.x % 32;
-  const Bits bits = *reinterpret_cast<const Bits*>(&value);
   const int early = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Element)) & (kE - 1);
   const int head = min(count, (kE - early) & (kE - 1)), body = (count - head) / kE;
   const int tail = count - head - body * kE;
   uint4* vectors = reinterpret_cast<uint4*>(to + head);
-  if (lane < head) __stcs(reinterpret_cast<Bits*>(to + lane), bits);
+  if (lane < head) __stcs(to + lane, value);
   for (int i = lane; i < body; i += 32) __stcs(vectors + i, vector);
-  if (lane < tail) __stcs(reinterpret_cast<Bits*>(to + count - tail + lane), bits);
+  if (lane < tail) __stcs(to + count - tail + lane, value);
 }
 
 // The bias of a channel, and as many of it as make 16 bytes.

@@ -222,6 +222,9 @@ __device__ __forceinline__ Float16 to_float16(float v) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
   return narrow;
 }
+// Streaming stores, which CUDA has for its own 16-bit types under this name.
+__device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
+__device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
 
 // A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
 // parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it

@@ -15,17 +15,15 @@ constexpr int kFillBytes = 16384;  // of a task and more; what a task costs besi
 // `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
 template <typename Element>
 __device__ __forceinline__ void fill_run(Element* to, int count, Element value, uint4 vector) {
-  using Bits = VectorOf<sizeof(Element)>;
   constexpr int kE = 16 / sizeof(Element);
   const int lane = threadIdx.x % 32;
-  const Bits bits = *reinterpret_cast<const Bits*>(&value);
   const int early = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Element)) & (kE - 1);
   const int head = min(count, (kE - early) & (kE - 1)), body = (count - head) / kE;
   const int tail = count - head - body * kE;
   uint4* vectors = reinterpret_cast<uint4*>(to + head);
-  if (lane < head) __stcs(reinterpret_cast<Bits*>(to + lane), bits);
+  if (lane < head) __stcs(to + lane, value);
   for (int i = lane; i < body; i += 32) __stcs(vectors + i, vector);
-  if (lane < tail) __stcs(reinterpret_cast<Bits*>(to + count - tail + lane), bits);
+  if (lane < tail) __stcs(to + count - tail + lane, value);
 }
 
 // The bias of a channel, and as many of it as make 16 bytes.
