@@ -43,7 +43,8 @@ def test_keys_plans_checks_and_fallback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
-def test_the_binding_of_the_gpu_kernels_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wgrad", [0, 1])
+def test_the_binding_of_the_gpu_kernels_compiles(tmp_path: Path, wgrad: int) -> None:
     """Against torch's headers, of which one is made by a build with CUDA and missing elsewhere."""
     made = tmp_path / "c10" / "cuda" / "impl"
     made.mkdir(parents=True)
@@ -52,6 +53,7 @@ def test_the_binding_of_the_gpu_kernels_compiles(tmp_path: Path) -> None:
     folders = [*cpp_extension.include_paths(), str(tmp_path), sysconfig.get_path("include")]
     # nvcc knows where CUDA's headers are; the host's compiler is what it calls.
     command = ["nvcc", "-std=c++20", "-Xcompiler", "-fsyntax-only", "-DUPCONV_SM90", f"-I{source}"]
+    command += [f"-DUPCONV_WGRAD={wgrad}"]
     command += [f"-isystem={folder}" for folder in folders]
     command += ["-c", str(source / "binding" / "cuda_binding.cpp"), "-o", str(tmp_path / "none.o")]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300)

@@ -351,12 +351,12 @@ def test_only_hopper_gets_the_hopper_sources():
     assert "-DUPCONV_SM90" not in ampere.cflags
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("kind", recipe.KINDS)
 def test_sources_of_this_package(kind):
     spec = jit.spec(kind)
-    other = {"cpu": "cuda", "cuda": "cpu"}[kind]
+    other = "cuda" if kind == "cpu" else "cpu"
     stems = [source.stem + source.suffix for source in spec.sources]
-    assert len(stems) == len(set(stems)) >= 2, "torch names objects by the file's stem"
+    assert len(stems) == len(set(stems)) >= 2, "objects are named by the file's stem"
     assert set(spec.sources) <= set(spec.inputs)
     assert any(file.suffix == ".h" for file in spec.inputs)
     assert not any(other in file.relative_to(recipe.CSRC).as_posix() for file in spec.inputs)

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import operator_checks as checks
 import pytest
 import torch
 import torch._dynamo.testing
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import upconv
@@ -419,3 +421,18 @@ class TestGradientOperators:
             for f in (torch.ops.upconv.conv_transpose2d, F.conv_transpose2d)
         )
         torch.testing.assert_close(mine, theirs)
+
+
+def test_each_gradient_on_a_gpu_asks_for_its_own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight's gradient has one of its own, which inference never builds."""
+    asked: list[str] = []
+    plan = SimpleNamespace(kernel="some kernel of ours")
+    monkeypatch.setattr(plans, "plan_of", lambda _: plan)
+    monkeypatch.setattr(ops, "serve", lambda kind: bool(asked.append(kind)))
+    rest = ([1], [0], [0], 1, [1])
+    with FakeTensorMode():
+        grad_output = torch.empty(2, 4, 5, 5, device="cuda")
+        x, w = torch.empty(2, 3, 3, 3, device="cuda"), torch.empty(3, 4, 3, 3, device="cuda")
+        assert ops._gradient_unbuilt("grad_weight", grad_output, x, w.shape, *rest).shape == w.shape
+        assert ops._gradient_unbuilt("grad_input", grad_output, w, x.shape, *rest).shape == x.shape
+    assert asked == ["cuda_wgrad", "cuda"]

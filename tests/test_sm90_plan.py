@@ -319,7 +319,7 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     [
         (("tf32", "bf16", "fp16"), ("WIDE", "NARROW", "DOUBLE"), TILES),
         (("split",), ("SPLIT_WIDE", "SPLIT_NARROW"), SPLIT_TILES),
-        (("tf32", "bf16", "fp16"), ("ROW",), sm90_area.ROW_TILES),
+        (("tf32", "bf16", "fp16"), ("WIDE_ROW", "DOUBLE_ROW"), sm90_area.ROW_TILES),
         (("split",), ("SPLIT_ROW",), sm90_area.SPLIT_ROW_TILES),
     ],
 )
@@ -338,7 +338,9 @@ def test_planner_and_kernel_agree_on_the_tiles(
         main = (CUDA / f"sm90_{operand}.cu").read_text()
         rows = "ROWS_" * (tiles in (sm90_area.ROW_TILES, sm90_area.SPLIT_ROW_TILES))
         for part in parts if rows else parts[1:]:
-            name = "rows" if rows else part.split("_")[-1].lower()
+            name = part.split("_")[-1].lower()
+            if rows:
+                name = "rows_double" if part == "DOUBLE_ROW" else "rows"
             assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}ELSEWHERE)" in main
             own = (CUDA / f"sm90_{operand}_{name}.cu").read_text()
             assert f"UPCONV_SM90_{part}_TILES(UPCONV_SM90_{rows}HERE)" in own

@@ -109,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_export_parser(commands, add_layer_options)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
-    build.add_argument("kind", nargs="*", help="cpu, cuda; by default what this machine can use")
+    build.add_argument("kind", nargs="*", help="cpu, cuda, cuda_wgrad; default: all of use here")
 
     cache = commands.add_parser("cache", help="show or clear the build cache")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")

@@ -195,7 +195,7 @@ def cache_report(state: Any) -> dict[str, Any]:
 def kinds() -> list[str]:
     import torch
 
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    return ["cpu", "cuda", "cuda_wgrad"] if torch.cuda.is_available() else ["cpu"]
 
 
 def kernels() -> dict[str, Any]:

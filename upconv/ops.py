@@ -62,6 +62,7 @@ _SCHEMAS = (
     # What Python asks of the compiled side.
     "_clear_cpu_plans() -> ()",
     "_clear_cuda_plans() -> ()",
+    "_clear_cuda_wgrad_plans() -> ()",
 )
 
 _library = torch.library.Library("upconv", "DEF")  # type: ignore[no-untyped-call]
@@ -80,20 +81,23 @@ GRADIENTS: dict[str, Callable[..., Tensor]] = {
     "grad_weight": torch.ops.upconv.conv_transpose_grad_weight.default,
 }
 
-_BACKEND_KEYS = {"cpu": torch._C.DispatchKey.CPU, "cuda": torch._C.DispatchKey.CUDA}
+_LIBRARIES = {
+    "cpu": ("upconv::conv_transpose2d", torch._C.DispatchKey.CPU.name),
+    "cuda": ("upconv::conv_transpose2d", torch._C.DispatchKey.CUDA.name),
+    "cuda_wgrad": ("upconv::conv_transpose_grad_weight", torch._C.DispatchKey.CUDA.name),
+}
+"""The compiled libraries, and an operator with the backend that each implements it for."""
 _not_served: set[str] = set()
 
 
 def compiled(kind: str) -> bool:
-    """Has the library for "cpu" or "cuda" tensors been loaded?"""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        "upconv::conv_transpose2d", _BACKEND_KEYS[kind].name
-    )
+    """Has a library been loaded?"""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(*_LIBRARIES[kind])
 
 
 def serve(kind: str) -> bool:
-    """Build and load the library for a kind of device, unless that was tried before."""
-    if kind == "cuda" and torch.cuda.is_current_stream_capturing():
+    """Build and load a library, unless that was tried before."""
+    if kind != "cpu" and torch.cuda.is_current_stream_capturing():
         return False  # a build inside a CUDA graph would end the capture
     if kind not in _not_served and not compiled(kind):
         from . import jit
@@ -221,7 +225,10 @@ def _gradient_unbuilt(
     key = plans.gradient_key_of(direction, grad_output, other, sizes, lists, groups)
     plan = None if key is None else plans.plan_of(key)
     with torch._C._AutoDispatchBelowAutograd():
-        if plan is not None and plan.kernel != "aten" and serve(grad_output.device.type):
+        library = grad_output.device.type
+        if library == "cuda" and direction == "grad_weight":
+            library = "cuda_wgrad"
+        if plan is not None and plan.kernel != "aten" and serve(library):
             return GRADIENTS[direction](grad_output, other, size, *rest)
         return _aten_gradient(direction, grad_output, other, size, *rest)
 
@@ -258,7 +265,7 @@ def clear_plans() -> None:
 
 
 def _clear_compiled_plans() -> None:
-    for kind in _BACKEND_KEYS:
+    for kind in _LIBRARIES:
         if compiled(kind):
             getattr(torch.ops.upconv, f"_clear_{kind}_plans")()
 

@@ -169,7 +169,7 @@ inline __nv_bfloat16 __float2bfloat16(float v) {
   const uint32_t bits = bits_of(v);
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
-struct __half {  // never computed with here: the kernel treats it as it does bfloat16
+struct __half {  // likewise, as if it were bfloat16
   uint16_t bits;
 };
 inline float __half2float(__half v) { return float_of(uint32_t{v.bits} << 16); }

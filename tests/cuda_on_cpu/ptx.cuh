@@ -10,6 +10,17 @@ constexpr uint32_t kMemoryBytes = 227 * 1024;
 
 namespace ptx {
 
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {  // never computed with here: the kernel treats it as it does bfloat16
+  uint16_t bits;
+};
+inline float widened(BFloat16 v) { return float_of(uint32_t{v.bits} << 16); }
+inline float widened(Float16 v) { return float_of(uint32_t{v.bits} << 16); }
+inline BFloat16 to_bfloat16(float v) { return {__float2bfloat16(v).bits}; }
+inline Float16 to_float16(float v) { return {__float2bfloat16(v).bits}; }
+
 // Shared addresses are offsets, from 1024 on: 0 would hide a mistake.
 constexpr uint32_t kBase = 1024;
 inline unsigned char* shared_pointer(uint32_t address, uint32_t bytes) {

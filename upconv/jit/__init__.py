@@ -9,9 +9,9 @@
   process, needs no compiler and no ninja, and does not import torch's build machinery. Where
   something needed for building is missing, a build by any compiler is taken, as long as the rest
   of the key agrees.
-- Builds run `torch.utils.cpp_extension.load` in a child process (`child.py`), in a private folder
-  that becomes the cache entry by one rename (`store.py`): a killed build leaves nothing that could
-  be taken for a library. torch's own lock never sees a shared folder.
+- Builds run ninja (`manifest.py`) in a child process (`child.py`), in a private folder that becomes
+  the cache entry by one rename (`store.py`): a killed build leaves nothing that could be taken for
+  a library.
 - The folder is the user's cache folder; where that cannot be written to or cannot be trusted
   (`folder.py`), a private folder below the temporary one.
 - What fails is remembered for the life of the process, warned about once, and tried again by the

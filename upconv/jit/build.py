@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +14,9 @@ from pathlib import Path
 
 from .child import kill_session
 from .folder import FolderUnusable
+from .manifest import ninja_file
 from .recipe import BuildSpec
-from .tools import Toolchain
+from .tools import Toolchain, find_ninja
 
 BUILD_LIMIT_S = 1500.0
 _CHILD = Path(__file__).with_name("child.py")
@@ -47,7 +47,8 @@ def compile_library(
     build.mkdir()
     scratch.mkdir()
     request = staging / "request.json"
-    request.write_text(json.dumps(_request(spec, toolchain, build)))
+    request.write_text(json.dumps(_request(spec, build)))
+    (build / "build.ninja").write_text(ninja_file(spec, toolchain))
     environment = toolchain.environment()
     # The compilers' own temporary files: where there is room for the build, and removed with it.
     environment["TMPDIR"] = str(scratch)
@@ -71,26 +72,21 @@ def error_line(log: str) -> str:
     return "the build said nothing"
 
 
-def _request(spec: BuildSpec, toolchain: Toolchain, build: Path) -> dict[str, object]:
+def _request(spec: BuildSpec, build: Path) -> dict[str, object]:
     try:
         here = os.getcwd()
     except OSError:  # the folder was removed under us; then nothing can be imported from it
         here = "/nowhere"
-    cxx_flags = [shlex.quote(flag) for flag in toolchain.cxx_flags]
+    jobs = os.environ.get("MAX_JOBS", "")  # as torch's builds take it
+    if not jobs.isdigit():
+        # ninja's own two more than cores are a fifth slower: of 20 long compilations the last two
+        # would start when the first are done. These wait for nothing but the processor.
+        jobs = str(2 * len(os.sched_getaffinity(0)))
     return {
         "sys_path": [os.path.join(here, path) for path in sys.path],
-        "load": {
-            "name": spec.name,
-            "sources": [str(source) for source in spec.sources],
-            "extra_cflags": [*cxx_flags, *spec.cflags],
-            "extra_cuda_cflags": list(spec.cuda_cflags),
-            "extra_ldflags": [*cxx_flags, *spec.ldflags],
-            "extra_include_paths": [str(path) for path in spec.include_paths],
-            "build_directory": str(build),
-            "with_cuda": spec.with_cuda,
-            "is_python_module": False,
-            "verbose": False,
-        },
+        "ninja": [find_ninja() or "ninja", "-v", "-j", jobs],
+        "folder": str(build),
+        "library": str(build / f"{spec.name}.so"),
     }
 
 

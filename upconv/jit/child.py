@@ -1,15 +1,15 @@
 """The build itself, run as a script in a process of its own.
 
-A process of its own because torch's build changes the environment, logs to stderr and loads what it
-built: none of that may happen in the user's process, and a library that crashes when it is loaded
-takes only this process with it. It is run by path and imports torch only, so that a build does not
-depend on the package that asks for it.
+A process of its own because it loads what it built: a library that crashes when it is loaded takes
+only this process with it. It is run by path and imports torch only, so that a build does not depend
+on the package that asks for it.
 """
 
 import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -69,10 +69,15 @@ def main() -> None:
     os.dup2(null, 0)
     threading.Thread(target=die_with_parent, args=(stdin,), daemon=True).start()
 
-    sys.path[:] = request["sys_path"]
-    from torch.utils.cpp_extension import load
-
-    load(**request["load"])
+    compilers = subprocess.Popen(request["ninja"], cwd=request["folder"])
+    try:
+        sys.path[:] = request["sys_path"]
+        import torch  # meanwhile: that takes seconds
+    finally:
+        code = compilers.wait()
+    if code:
+        sys.exit(1)
+    torch.ops.load_library(request["library"])  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

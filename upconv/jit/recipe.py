@@ -19,37 +19,64 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from ..version import __version__
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 
-KINDS = ("cpu", "cuda")
+KINDS = ("cpu", "cuda", "cuda_wgrad")
+"""cuda_wgrad: the gradient of the weight on a GPU, which inference does without."""
 
 SOURCES = {
     "cpu": ("binding/cpu_binding.cpp", "cpu/*.cpp"),
     "cuda": ("binding/cuda_binding.cpp", "cuda/*.cu"),
+    "cuda_wgrad": (
+        "binding/cuda_binding.cpp",
+        "cuda/sm90_wgrad_*.cu",
+        "cuda/direct_grad_*.cu",
+    ),
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""
 
 _FOREIGN = {
     "cpu": ("cuda/", "binding/cuda_", "export/"),
     "cuda": ("cpu/", "binding/cpu_", "export/"),
+    "cuda_wgrad": ("cpu/", "binding/cpu_", "export/"),
 }
-"""What belongs to the other library or to exported files only, and so does not enter the key."""
+"""What belongs to other libraries or to exported files only, and so does not enter the key."""
+
+_ELSEWHERE = {"cuda": ("cuda/sm90_wgrad_*", "cuda/direct_grad_*float16.cu")}
+"""What a library's own patterns find and another library has."""
 
 _HOPPER_SOURCES = "cuda/sm90_"
 """Sources with WGMMA in them, which compile for compute capability 9.0a alone: a machine with any
 other GPU gets the library without them, and a binding that leaves their plans to PyTorch."""
+
+_LONGEST_FIRST = (
+    "binding/*",  # a single thread, 10 s
+    "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
+    "cuda/sm90_*_narrow.cu",  # 14 to 20 s
+    "cuda/sm90_wgrad_*16.cu",  # 18 s
+    "cuda/sm90_*[!h].cu",  # 13 to 17 s
+    "cuda/direct_float32.cu",  # 11 s
+    "cuda/direct_*float16.cu",  # 6 s
+    "cuda/mma_*[0-9t].cu",  # 5 s
+    "cuda/*[!h].cu",  # 3 s
+    "cuda/*_launch.cu",  # 1 s
+)
+"""The order in which the compilers start, so that no long one is the last; in CPU seconds."""
 
 _SUFFIXES = (".h", ".hpp", ".inc", ".cuh", ".cpp", ".cu")
 
 # torch's own flags carry no -O at all. The library is used through its registrations alone, so
 # nothing but those need be visible.
 CFLAGS = ("-O3", "-fopenmp", "-fvisibility=hidden")
-# torch links libtorch_python whether it is used or not; --as-needed leaves it out.
+# Of torch's libraries, those that are used.
 LDFLAGS = ("-fopenmp", "-Wl,--as-needed")
+# The bindings of the GPU hold no loop worth unrolling: 9 s instead of 11.
+CUDA_HOST_CFLAGS = ("-O2", "-fopenmp", "-fvisibility=hidden")
 CUDA_CFLAGS = (
     "-O3",
     "--expt-relaxed-constexpr",
@@ -146,11 +173,19 @@ def _below_csrc(file: Path) -> str:
     return file.relative_to(CSRC).as_posix()
 
 
+def _rank(source: Path) -> int:
+    name = _below_csrc(source)
+    return next((i for i, pattern in enumerate(_LONGEST_FIRST) if fnmatch(name, pattern)), 99)
+
+
 def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
-    """The build of "cpu" or "cuda" from this installation's csrc."""
+    """The build of a library from this installation's csrc."""
     if kind not in KINDS:
         raise ValueError(f"there is no library {kind!r}; choose one of {', '.join(KINDS)}")
-    sources = [file for pattern in SOURCES[kind] for file in sorted(CSRC.glob(pattern))]
+    found = [file for pattern in SOURCES[kind] for file in sorted(CSRC.glob(pattern))]
+    left_out = _ELSEWHERE.get(kind, ())
+    sources = [f for f in found if not any(fnmatch(_below_csrc(f), name) for name in left_out)]
+    sources.sort(key=_rank)
     inputs = [
         file
         for file in sorted(CSRC.rglob("*"))
@@ -158,11 +193,15 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     ]
     gencodes: list[str] = []
     cflags: tuple[str, ...] = CFLAGS
-    if kind == "cuda":
+    cuda_cflags: tuple[str, ...] = ()
+    if kind != "cpu":
+        part = f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}"
+        cflags = (*CUDA_HOST_CFLAGS, part)
         capabilities = [capability] if capability else _capabilities()
         gencodes = [_gencode(c) for c in capabilities]
+        cuda_cflags = (*CUDA_CFLAGS, part, *gencodes)
         if all(c == (9, 0) for c in capabilities):
-            cflags = (*CFLAGS, "-DUPCONV_SM90")
+            cflags = (*cflags, "-DUPCONV_SM90")
         else:
             sources = [f for f in sources if not _below_csrc(f).startswith(_HOPPER_SOURCES)]
     return BuildSpec(
@@ -170,7 +209,7 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
         sources=tuple(sources),
         inputs=tuple(inputs),
         cflags=cflags,
-        cuda_cflags=(*CUDA_CFLAGS, *gencodes) if gencodes else (),
+        cuda_cflags=cuda_cflags,
         include_paths=(CSRC,),
         arch=" ".join(gencodes),
     )

@@ -45,20 +45,9 @@ class Toolchain:
         return digest("\n".join([*map(_identity, files), *self.cxx_flags]))
 
     def environment(self) -> dict[str, str]:
-        """The environment for the build: ours, with the tools where torch looks for them."""
-        environment = dict(os.environ)
-        if self.cxx:
-            environment["CXX"] = self.cxx
-        if self.cuda_home:
-            environment["CUDA_HOME"] = self.cuda_home
-        ninja = find_ninja()
-        if ninja:
-            # torch runs plain `ninja`; a virtual environment that was not activated is not on PATH.
-            path = [os.path.dirname(ninja), environment.get("PATH", os.defpath)]
-            environment["PATH"] = os.pathsep.join(path)
+        """The environment for the build."""
         # The build loads the library once, to see that it can be; that needs no GPU.
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-        return environment
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 def find_toolchain(spec: BuildSpec) -> Toolchain:
@@ -120,7 +109,7 @@ def _find_cxx() -> list[str | None]:
     """The compiler, or None, and its flags."""
     wanted = os.environ.get("CXX")
     if wanted:
-        # "ccache g++ -m64": torch takes the variable as one path, and finds ccache by itself.
+        # "ccache g++ -m64": a build happens once, so that a cache in front of it only costs.
         words = [w for w in shlex.split(wanted) if os.path.basename(w) not in _CACHING_WRAPPERS]
         return [shutil.which(words[0]), *words[1:]] if words else [None]
     return [next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)]

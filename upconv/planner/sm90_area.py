@@ -37,7 +37,7 @@ BOX_STEP_MOST = 8
 MAX_CHUNKS = 16
 COPY_BOXES, COPY_ROWS = 3, 4
 ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
-"""(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
+"""(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_..._ROW_TILES."""
 SPLIT_ROW_TILES = ((256, 1), (208, 1))
 """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
 FLAT_SHIFT = 30

@@ -36,11 +36,9 @@ TILES = (
     (240, 1),
     (216, 1),
     (184, 1),
-    (128, 1),
     (64, 1),
     (128, 2),
     (104, 2),
-    (64, 2),
 )
 """(N, row blocks of a job) of every compiled kernel: the lists of csrc/cuda/sm90_launch.cuh."""
 

@@ -1,4 +1,6 @@
-// The operators for CUDA tensors.
+// The operators for CUDA tensors, in two libraries that are compiled from this file. The gradient
+// of the weight has one of its own (UPCONV_WGRAD), which is built when it is first asked for: its
+// kernels take a quarter of the compilers' time, and inference needs none of them.
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -276,12 +278,23 @@ void clear_plans() {
   packed_weights().clear();
 }
 
+#if UPCONV_WGRAD
+
+TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
+  library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
+}
+
+TORCH_LIBRARY_IMPL(upconv, CompositeExplicitAutograd, library) {
+  library.impl("_clear_cuda_wgrad_plans", clear_plans);
+}
+
+#else
+
 TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose1d", kernel<1, run<1>>());
   library.impl("conv_transpose2d", kernel<2, run<2>>());
   library.impl("conv_transpose3d", kernel<3, run<3>>());
   library.impl("conv_transpose_grad_input", gradient_kernel<CudaGradients, kGradInput>());
-  library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
   library.impl("_grad_bias", grad_bias);
 }
 
@@ -294,6 +307,8 @@ TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {
 TORCH_LIBRARY_IMPL(upconv, CompositeExplicitAutograd, library) {
   library.impl("_clear_cuda_plans", clear_plans);
 }
+
+#endif
 
 }  // namespace
 }  // namespace upconv

@@ -306,13 +306,22 @@ inline CudaKernel direct_igrad_kernel() {
 
 // ------------------------------------------------------------------------------------------------
 
-// Every kernel of this library.
+// Every kernel of this library: those for the gradient of the weight, or all others.
 inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
+#if UPCONV_WGRAD
 #ifdef UPCONV_SM90
-      sm90_kernel(), wgrad_kernel(),
+      wgrad_kernel(),
 #endif
-      mma_kernel(),  direct_kernel(), direct_wgrad_kernel(), direct_igrad_kernel(),
+      direct_wgrad_kernel(),
+#else
+#ifdef UPCONV_SM90
+      sm90_kernel(),
+#endif
+      mma_kernel(),
+      direct_kernel(),
+      direct_igrad_kernel(),
+#endif
   };
   return kernels;
 }

@@ -10,7 +10,9 @@ cudaError_t direct_grad_float64(const DirectGradParams& p, cudaStream_t stream) 
 #define UPCONV_TRY_WEIGHT(a, c) \
   if (p.inputs == a && p.columns == c) return launch_direct_wgrad<double, a, c>(p, stream);
   UPCONV_DIRECT_IGRAD_COLUMNS(UPCONV_TRY_INPUT)
+#if UPCONV_WITH_WGRAD
   UPCONV_DIRECT_WGRAD_DOUBLE_TILES(UPCONV_TRY_WEIGHT)
+#endif
 #undef UPCONV_TRY_WEIGHT
 #undef UPCONV_TRY_INPUT
   return cudaErrorInvalidConfiguration;

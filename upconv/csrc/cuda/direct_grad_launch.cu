@@ -3,7 +3,11 @@
 
 namespace upconv {
 
+#if UPCONV_WITH_WGRAD
 #define UPCONV_TYPES(X) X(0, float32) X(1, float64) X(2, bfloat16) X(3, float16)
+#else  // the input's gradient has no others
+#define UPCONV_TYPES(X) X(0, float32) X(1, float64)
+#endif
 #define UPCONV_DECLARE(index, name) \
   cudaError_t direct_grad_##name(const DirectGradParams&, cudaStream_t);
 UPCONV_TYPES(UPCONV_DECLARE)

@@ -200,6 +200,36 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   return min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
 }
 
+// 16-bit numbers as their bits. CUDA's own headers for them were a fifth of what nvcc reads, 0.6 s
+// of every compilation.
+struct BFloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+__device__ __forceinline__ float widened(BFloat16 v) {
+  return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
+}
+__device__ __forceinline__ float widened(Float16 v) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+  return wide;
+}
+__device__ __forceinline__ BFloat16 to_bfloat16(float v) {
+  BFloat16 narrow;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+  return narrow;
+}
+__device__ __forceinline__ Float16 to_float16(float v) {
+  Float16 narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+  return narrow;
+}
+// Streaming stores, which CUDA has for its own 16-bit types under this name.
+__device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
+__device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
+
 // A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
 // parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
 // cannot.

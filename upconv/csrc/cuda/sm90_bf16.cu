@@ -6,7 +6,8 @@ namespace upconv {
 using Here = Bf16;
 UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
 UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
-UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
+UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
+UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
 
 cudaError_t sm90_fprop_bf16(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   return launch_fprop<Here>(p, multiprocessors, stream);

@@ -2,9 +2,6 @@
 // are told in sm90_wgmma_fprop.cuh.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 #include <type_traits>
 
@@ -28,20 +25,20 @@ struct Tf32 {
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
 struct Bf16 {
-  using Element = __nv_bfloat16;
+  using Element = ptx::BFloat16;
   static constexpr int kBlockChannels = 8, kShares = 1;
   static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
-  static __device__ __forceinline__ float to_float(Element v) { return __bfloat162float(v); }
-  static __device__ __forceinline__ Element from_float(float v) { return __float2bfloat16(v); }
+  static __device__ __forceinline__ float to_float(Element v) { return ptx::widened(v); }
+  static __device__ __forceinline__ Element from_float(float v) { return ptx::to_bfloat16(v); }
 };
 struct Fp16 {
-  using Element = __half;
+  using Element = ptx::Float16;
   static constexpr int kBlockChannels = 8, kShares = 1;
   static constexpr bool kSplit = false;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
-  static __device__ __forceinline__ float to_float(Element v) { return __half2float(v); }
-  static __device__ __forceinline__ Element from_float(float v) { return __float2half_rn(v); }
+  static __device__ __forceinline__ float to_float(Element v) { return ptx::widened(v); }
+  static __device__ __forceinline__ Element from_float(float v) { return ptx::to_float16(v); }
 };
 
 // float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and

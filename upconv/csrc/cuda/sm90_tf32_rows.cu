@@ -1,9 +1,10 @@
-// The Hopper kernel for Tf32 operands: the tiles that come in boxes of every few rows.
+// The Hopper kernel for Tf32 operands: the wide tiles that come in boxes
+// of every few rows.
 #include "sm90_launch.cuh"
 
 namespace upconv {
 
 using Here = Tf32;
-UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_HERE)
+UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
 
 }  // namespace upconv

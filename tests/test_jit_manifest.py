@@ -1,0 +1,94 @@
+"""What ninja is told: the order of the sources, and paths and flags that need quoting."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jit_helpers import tiny_spec, write_tiny
+
+from upconv import jit
+from upconv.jit import build, manifest, recipe, tools
+
+
+def test_paths_and_flags_reach_the_compiler_as_they_are(tmp_path: Path) -> None:
+    sources = write_tiny(tmp_path / "of $HOME: a 'folder'")
+    spec = replace(
+        tiny_spec(sources),
+        include_paths=(sources,),
+        cflags=("-DANSWER=(40 + 2)", "-DTEXT=\"a $1 'b'\""),
+    )
+    (sources / "tiny.h").write_text("")
+    (sources / "tiny.cpp").write_text(
+        'extern "C" int upconv_answer() { return ANSWER; }\n'
+        'extern "C" const char* upconv_text() { return TEXT; }\n'
+    )
+    folder = tmp_path / "build"
+    folder.mkdir()
+    text = manifest.ninja_file(spec, tools.find_toolchain(spec))
+    (folder / "build.ninja").write_text(text)
+    ninja = tools.find_ninja()
+    assert ninja
+    subprocess.run([ninja], cwd=folder, check=True, capture_output=True, timeout=120)
+    library = ctypes.CDLL(str(folder / "upconv_tiny.so"))
+    library.upconv_text.restype = ctypes.c_char_p
+    assert library.upconv_answer() == 42
+    assert library.upconv_text() == b"a $1 'b'"
+
+
+def test_the_longest_compilations_start_first() -> None:
+    """Ninja starts them in the order of the file: what is long must not be the last to start."""
+    spec = jit.spec("cuda", capability=(9, 0))
+    text = manifest.ninja_file(spec, tools.find_toolchain(spec))
+    started = [
+        line.split(".o: ")[0][len("build ") :] for line in text.splitlines() if ".o: " in line
+    ]
+    assert started == [source.stem for source in spec.sources]
+
+    def places(*endings: str) -> list[int]:
+        found = [i for i, name in enumerate(started) if name.endswith(endings)]
+        assert found
+        return found
+
+    assert started[0] == "cuda_binding"
+    assert max(places("_narrow")) < min(places("_rows", "_double"))
+    assert max(places("_rows", "_double")) < started.index("direct_float32")
+    assert max(places("mma_tf32", "mma_split", "bias_gradient")) < min(places("_launch"))
+    assert started.index("direct_float32") < min(places("_launch"))
+
+
+def test_every_kernel_is_in_a_library() -> None:
+    specs = [jit.spec(kind, capability=(9, 0)) for kind in ("cuda", "cuda_wgrad")]
+    kernels = [{s.name for s in spec.sources if s.suffix == ".cu"} for spec in specs]
+    assert kernels[0] | kernels[1] == {file.name for file in (recipe.CSRC / "cuda").glob("*.cu")}
+    # The CUDA cores' kernels for both gradients share their files, of which each library compiles
+    # its own part.
+    assert kernels[0] & kernels[1]
+    assert all(name.startswith("direct_grad_") for name in kernels[0] & kernels[1])
+    for number, spec in enumerate(specs):
+        assert f"-DUPCONV_WGRAD={number}" in spec.cflags
+        assert f"-DUPCONV_WGRAD={number}" in spec.cuda_cflags
+    assert specs[0].key() != specs[1].key()
+
+
+def test_the_standard_is_that_of_torchs_own_builds(tmp_path: Path) -> None:
+    assert manifest.cxx_standard(tmp_path) == "c++20"
+    (tmp_path / "utils").mkdir()
+    file = tmp_path / "utils" / "cpp_extension.py"
+    file.write_text("# -std=c++26 some day\ncuda_flags.append('-std=c++17')\n")
+    assert manifest.cxx_standard(tmp_path) == "c++17"
+    file.write_text("cflags = [\"-std=c++17\"] if old else ['-std=c++23', '-fPIC']\n")
+    assert manifest.cxx_standard(tmp_path) == "c++23"
+
+
+@pytest.mark.parametrize("wanted", ["3", "many", ""])
+def test_max_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("MAX_JOBS", wanted)
+    command = build._request(tiny_spec(tmp_path), tmp_path)["ninja"]
+    assert isinstance(command, list)
+    jobs = "3" if wanted == "3" else str(2 * len(os.sched_getaffinity(0)))
+    assert command[2:] == ["-j", jobs]
