@@ -23,6 +23,13 @@ inline unsigned char* at(uint32_t address, uint32_t bytes) {
 inline void copy_async16(uint32_t destination, const void* source) {
   cpu::current->open.push_back({at(destination, 16), source, 16});
 }
+template <int kBytes>
+void copy_async(uint32_t destination, const void* source, int valid) {
+  if (reinterpret_cast<uintptr_t>(source) % kBytes) cpu::fail("misaligned copy");
+  unsigned char* const to = at(destination, kBytes);
+  if (valid != kBytes) std::memset(to + valid, 0, static_cast<size_t>(kBytes - valid));
+  cpu::current->open.push_back({to, source, static_cast<size_t>(valid)});
+}
 inline void copy_async_commit() {
   cpu::current->groups.push_back(std::move(cpu::current->open));
   cpu::current->open.clear();

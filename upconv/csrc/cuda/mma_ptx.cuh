@@ -16,6 +16,21 @@ __device__ __forceinline__ void copy_async16(uint32_t destination, const void* s
                : "memory");
 }
 
+// The first `valid` bytes of kBytes, and zeros for the rest.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(uint32_t destination, const void* source, int valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async takes 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(destination), "l"(source),
+                 "n"(kBytes), "r"(valid)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }

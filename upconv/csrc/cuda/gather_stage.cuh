@@ -1,0 +1,179 @@
+// What the mma.sync kernels for the gradients share: operand types, units of work, and boxes of
+// rows in shared memory.
+//
+// A box holds rows as they lie in the tensor, copied asynchronously, with zeros for everything
+// outside: the main loops ask nothing. They gather single elements from it, at any stride, dilation
+// and shift, which no matrix load could do; with few channels there are few products for each
+// element, and the gathering keeps up with the memory.
+#pragma once
+
+#include "mma_layout.cuh"
+#include "gather_params.h"
+
+namespace upconv {
+
+// The block's; outside of `gather`, where tests put what stands in for it.
+__device__ __forceinline__ unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char memory[];
+  return memory;
+}
+
+}  // namespace upconv
+
+namespace upconv::gather {
+
+// --- Numbers ---------------------------------------------------------------------------------
+
+// How a thread's share of a product lies along K: kPixels neighbours, of which each register
+// holds kPer. A product takes kStep of K.
+struct Tf32 : MmaTf32 {
+  static constexpr int kPixels = 2, kPer = 1, kStep = 8;
+  static __device__ __forceinline__ void prepare(uint32_t (&b)[2]) {
+    b[0] = MmaTf32::prepare(b[0]);
+    b[1] = MmaTf32::prepare(b[1]);
+  }
+};
+
+template <typename Base>
+struct Narrow : Base {
+  static constexpr int kPixels = 4, kPer = 2, kStep = 16;
+  static __device__ __forceinline__ void prepare(uint32_t (&)[2]) {}
+};
+using Bf16 = Narrow<MmaBf16>;
+using Fp16 = Narrow<MmaFp16>;
+
+// The register of K that starts at `one`: a single number, or two, the second at `two`.
+template <typename Operand>
+__device__ __forceinline__ uint32_t gathered(const unsigned char* memory, int one, int two) {
+  if constexpr (Operand::kPer == 1) {
+    return MmaTf32::prepare(*reinterpret_cast<const uint32_t*>(memory + one));
+  } else {
+    const uint32_t low = *reinterpret_cast<const uint16_t*>(memory + one);
+    const uint32_t high = *reinterpret_cast<const uint16_t*>(memory + two);
+    return __byte_perm(low, high, 0x5410);
+  }
+}
+
+// --- Units -----------------------------------------------------------------------------------
+
+// Some rows of one image, and some columns of them. Neighbours follow each other.
+struct Unit {
+  int image, z, y, x;  // the first row and column
+
+  __device__ Unit(const GatherParams& p, const GatherJob& job, int index) {
+    const int across = (p.in_w + p.columns - 1) / p.columns;
+    const int down = (job.count_y + p.rows - 1) / p.rows;
+    x = index % across * p.columns;
+    index /= across;
+    y = index % down * p.rows;
+    index /= down;
+    z = index % job.count_z;
+    image = index / job.count_z;
+  }
+
+  __device__ __forceinline__ void advance(const GatherParams& p, const GatherJob& job) {
+    x += p.columns;
+    if (x < p.in_w) return;
+    x = 0;
+    y += p.rows;
+    if (y < job.count_y) return;
+    y = 0;
+    if (++z < job.count_z) return;
+    z = 0;
+    ++image;
+  }
+};
+
+// --- Boxes -----------------------------------------------------------------------------------
+
+// One row of a box: where it lies from the unit's first one on.
+struct Row {
+  int offset;   // elements
+  short z, y;
+};
+
+// The rows of `channels` x `planes` x `rows`, in this order.
+__device__ __forceinline__ void list_rows(Row* list, int channels, int planes, int rows,
+                                          int plane_step, int row_step, int64_t plane, int height,
+                                          int width) {
+  for (int i = threadIdx.x; i < channels * planes * rows; i += blockDim.x) {
+    const int y = i % rows * row_step, z = i / rows % planes * plane_step;
+    list[i].offset = static_cast<int>(i / rows / planes * plane + (z * height + y) * width);
+    list[i].z = static_cast<short>(z);
+    list[i].y = static_cast<short>(y);
+  }
+}
+
+// A tensor as its boxes are cut from it.
+template <typename Element>
+struct Source {
+  const Element* tensor;  // the first of its channels that the block reads, in the first image
+  int64_t image;          // elements
+  int depth, height, width;
+};
+
+// The columns from `low` on, `granules` of kBytes, of every row of the list.
+template <int kBytes, typename Element>
+__device__ __forceinline__ void stage_by(const Source<Element>& source, const Row* list, int rows,
+                                         int image, int z, int y, int low, int granules,
+                                         unsigned char* box, int pitch) {
+  constexpr int kCount = kBytes / static_cast<int>(sizeof(Element));
+  const Element* const origin = source.tensor + image * source.image +
+                                (static_cast<int64_t>(z) * source.height + y) * source.width + low;
+  const uint32_t inverse = static_cast<uint32_t>((0x100000000ull + granules - 1) / granules);
+  for (int i = threadIdx.x; i < rows * granules; i += blockDim.x) {
+    // Exact for 2^16 items of a row or fewer (test_gather_plan.py).
+    const int row = granules == 1 ? i : static_cast<int>(__umulhi(i, inverse));
+    const int column = (i - row * granules) * kCount;
+    const Row at = list[row];
+    const bool inside = static_cast<unsigned>(z + at.z) < static_cast<unsigned>(source.depth) &&
+                        static_cast<unsigned>(y + at.y) < static_cast<unsigned>(source.height) &&
+                        static_cast<unsigned>(low + column) < static_cast<unsigned>(source.width);
+    const Element* const from = inside ? origin + (at.offset + column) : source.tensor;
+    unsigned char* const to = box + row * pitch + column * static_cast<int>(sizeof(Element));
+    if constexpr (kBytes >= 4) {
+      mma_ptx::copy_async<kBytes>(mma_ptx::shared_address(to), from, inside ? kBytes : 0);
+    } else {
+      const unsigned short bits =
+          inside ? __ldg(reinterpret_cast<const unsigned short*>(from)) : uint16_t{0};
+      *reinterpret_cast<unsigned short*>(to) = bits;
+    }
+  }
+}
+
+// `low` is rounded down to whole copies; the box must have room for that.
+template <typename Element>
+__device__ __forceinline__ void stage(const Source<Element>& source, const Row* list, int rows,
+                                      int image, int z, int y, int low, int count, int bytes,
+                                      unsigned char* box, int pitch) {
+  const int each = bytes / static_cast<int>(sizeof(Element));
+  const int skip = low & (each - 1);
+  const int granules = (skip + count + each - 1) / each;
+  low -= skip;
+  if (bytes == 16) {
+    stage_by<16>(source, list, rows, image, z, y, low, granules, box, pitch);
+  } else if (bytes == 8) {
+    stage_by<8>(source, list, rows, image, z, y, low, granules, box, pitch);
+  } else if (bytes == 4) {
+    stage_by<4>(source, list, rows, image, z, y, low, granules, box, pitch);
+  } else if constexpr (sizeof(Element) == 2) {
+    stage_by<2>(source, list, rows, image, z, y, low, granules, box, pitch);
+  }
+}
+
+// The first column of grad_output that a unit's first pixel meets at tap `tap`.
+__device__ __forceinline__ int first_output(const GatherParams& p, int x, int tap) {
+  return x * p.stride_x - p.padding_x + tap * p.dilation_x;
+}
+
+// Waits for the oldest unit; the others may still be on their way.
+__device__ __forceinline__ void wait_for_unit(const GatherParams& p) {
+  if (p.stages == 3) {
+    mma_ptx::copy_async_wait<1>();
+  } else {
+    mma_ptx::copy_async_wait<0>();
+  }
+  __syncthreads();
+}
+
+}  // namespace upconv::gather
