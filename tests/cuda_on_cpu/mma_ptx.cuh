@@ -75,6 +75,16 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 inline void store_shared(uint32_t address, uint4 v) { std::memcpy(at(address, 16), &v, 16); }
 inline void store_shared(uint32_t address, uint32_t v) { std::memcpy(at(address, 4), &v, 4); }
 inline void store_shared(uint32_t address, uint16_t v) { std::memcpy(at(address, 2), &v, 2); }
+inline uint32_t load_shared16(uint32_t address) {
+  uint16_t v;
+  std::memcpy(&v, at(address, 2), 2);
+  return v;
+}
+inline uint32_t load_shared32(uint32_t address) {
+  uint32_t v;
+  std::memcpy(&v, at(address, 4), 4);
+  return v;
+}
 inline void load_shared(uint32_t address, uint32_t (&v)[2]) { std::memcpy(v, at(address, 8), 8); }
 inline void load_shared(uint32_t address, uint32_t (&v)[4]) { std::memcpy(v, at(address, 16), 16); }
 

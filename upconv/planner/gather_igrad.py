@@ -52,7 +52,6 @@ class Division:
     rows: int
     columns: int
     run: int
-    stages: int
     hardware: Hardware
 
     @property
@@ -102,7 +101,7 @@ class Division:
 
     @property
     def shared_bytes(self) -> int:
-        return self.table_bytes + self.stages * self.gy_bytes
+        return self.table_bytes + 2 * self.gy_bytes
 
     @cached_property
     def together(self) -> int:
@@ -178,8 +177,7 @@ class Division:
             f"sums of {self.sum} products; a warp has {PIXELS} pixels x {8 * self.tile} channels,"
             f" {self.run} neighbouring pixels a thread",
             f"{self.blocks} blocks of {self.warps} warps, units of {self.rows} rows of"
-            f" {self.columns} pixels, {self.stages} in {self.shared_bytes / 1024:.3g} KiB of shared"
-            " memory",
+            f" {self.columns} pixels, {self.shared_bytes / 1024:.3g} KiB of shared memory",
         )
 
 
@@ -195,8 +193,8 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
     for tile in fitting:
         if -(-tiles // tile) * tile > 1.3 * least:
             continue
-        for warps, rows, columns, run, stages in product(WARPS, heights, widths, RUNS, (2, 3)):
-            way = Division(problem, tile, warps, rows, columns, run, stages, hardware)
+        for warps, rows, columns, run in product(WARPS, heights, widths, RUNS):
+            way = Division(problem, tile, warps, rows, columns, run, hardware)
             if legal(way):
                 yield way
 
@@ -218,7 +216,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = gather.legality(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    one = Division(problem, 1, 4, 1, 16, 1, 2, hardware)
+    one = Division(problem, 1, 4, 1, 16, 1, hardware)
     if one.weight_bytes > MOST_WEIGHTS:
         return Refusal(
             KERNEL,
@@ -246,7 +244,6 @@ def scalar_fields(way: Division) -> dict[str, int]:
         **gather.common_fields(problem),
         "step_z": 1,
         "step_y": 1,
-        "stages": way.stages,
         "rows": way.rows,
         "columns": way.columns,
         "run": way.run,

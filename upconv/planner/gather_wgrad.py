@@ -26,7 +26,8 @@ WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (1, 4), (4, 1))
 """Warps along the rows and the columns; others divide the pixels."""
 ROWS = (1, 2, 4, 8, 16, 32)
 COLUMNS = (32, 64, 128, 256)
-STAGE_BYTES = (0, 56 * 1024)
+UNIT_PIXELS = (128, 1024)
+STAGE_BYTES = 56 * 1024
 WORKSPACE_BYTES = 32 << 20
 
 LAUNCH_MICROSECONDS = 8.0
@@ -104,7 +105,6 @@ class Division:
     warps_k: int
     rows: int
     columns: int
-    stages: int
     hardware: Hardware
 
     @property
@@ -164,7 +164,7 @@ class Division:
 
     @cached_property
     def shared_bytes(self) -> int:
-        boxes = self.table_bytes + self.stages * (self.gy_bytes + self.x_bytes)
+        boxes = self.table_bytes + 2 * (self.gy_bytes + self.x_bytes)
         return max(boxes, self.shape.sums * 4)
 
     # --- jobs
@@ -283,7 +283,7 @@ class Division:
             f"products of pixels by rows of {form}; a warp has {tile} sums,"
             f" {shape.warps[0]} x {shape.warps[1]} x {self.warps_k} warps a block",
             f"{self.blocks} blocks for {len(self.jobs)} sets of taps, units of {self.rows} rows of"
-            f" {self.columns} pixels, {self.stages} in shared memory;"
+            f" {self.columns} pixels;"
             f" a workspace of {self.workspace_bytes / 2**20:.3g} MiB, added up in a fixed order",
         )
 
@@ -337,12 +337,8 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
         heights = [r for r in ROWS if r < 2 * tallest]
         around = prod(shape.warps)
         for total, columns, rows in product((4, 8), widths, heights):
-            if total % around and total != around:
-                if around != 3 or total != 8:
-                    continue
-            warps_k = max(1, total // around)
-            for stages in (2, 3):
-                way = Division(shape, warps_k, rows, columns, stages, hardware)
+            if UNIT_PIXELS[0] <= rows * columns <= UNIT_PIXELS[1] or rows * columns == whole:
+                way = Division(shape, max(1, total // around), rows, columns, hardware)
                 if legal(way):
                     yield way
 
@@ -355,7 +351,7 @@ def legal(way: Division) -> bool:
         way.x_box.rows,
     )
     return (
-        STAGE_BYTES[0] <= stage <= STAGE_BYTES[1]
+        stage <= STAGE_BYTES
         and way.shared_bytes <= min(way.hardware.shared_memory, gather.SHARED_BYTES)
         and way.workspace_bytes <= WORKSPACE_BYTES
         and far < gather.FARTHEST
@@ -388,7 +384,6 @@ def scalar_fields(way: Division) -> dict[str, int]:
         **gather.common_fields(problem),
         "step_z": 1 if shape.by_input else shape.classes[0][0].step,
         "step_y": 1 if shape.by_input else shape.classes[1][0].step,
-        "stages": way.stages,
         "rows": way.rows,
         "columns": way.columns,
         "run": 1,

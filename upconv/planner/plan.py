@@ -7,7 +7,18 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 
-from . import cpu, cuda_aten, direct, direct_igrad, direct_wgrad, mma, sm90, sm90_wgrad
+from . import (
+    cpu,
+    cuda_aten,
+    direct,
+    direct_igrad,
+    direct_wgrad,
+    gather_igrad,
+    gather_wgrad,
+    mma,
+    sm90,
+    sm90_wgrad,
+)
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import DIRECTIONS, Hardware, Problem
@@ -20,6 +31,8 @@ KERNELS = {
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
     direct_wgrad.KERNEL: direct_wgrad.consider,
     direct_igrad.KERNEL: direct_igrad.consider,
+    gather_wgrad.KERNEL: gather_wgrad.consider,
+    gather_igrad.KERNEL: gather_igrad.consider,
 }
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
@@ -29,6 +42,8 @@ SERVED = {
     sm90_wgrad.KERNEL: ("grad_weight",),
     direct_wgrad.KERNEL: ("grad_weight",),
     direct_igrad.KERNEL: ("grad_input",),
+    gather_wgrad.KERNEL: ("grad_weight",),
+    gather_igrad.KERNEL: ("grad_input",),
 }
 """The directions of the kernels that do not compute the forward pass alone."""
 
@@ -40,6 +55,8 @@ PROVEN = {
     (direct.KERNEL, "grad_input"): ((9, 0),),
     (direct_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct_igrad.KERNEL, "grad_input"): ((9, 0),),
+    (gather_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (gather_igrad.KERNEL, "grad_input"): ((9, 0),),
     (mma.KERNEL, "forward"): ((9, 0),),
 }
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there

@@ -44,28 +44,27 @@ __device__ __forceinline__ void list_sum(const GatherParams& p, int sum, int pad
   }
 }
 
-// The weights of a group as [tile of 8 input channels][step of K][lane][two registers].
+// The weights of a group as [tile of 8 input channels][step of K][lane][two registers]. A warp
+// takes a channel, its lanes neighbouring weights.
 template <typename Operand>
 __device__ __forceinline__ void pack_weights(const GatherParams& p, int group, int sum, int padded,
                                              unsigned char* packed) {
   using Element = typename Operand::Element;
-  const int tiles = p.in_block / 8, taps = p.kernel_z * p.kernel_y * p.kernel_x;
-  const Element* const weights = static_cast<const Element*>(p.other) +
-                                 static_cast<int64_t>(group) * p.in_channels * p.out_channels * taps;
-  // In the order of K: neighbouring threads read neighbouring weights.
-  for (int i = threadIdx.x; i < tiles * 8 * padded; i += blockDim.x) {
-    const int k = i % padded, channel = i / padded;
-    Element weight = Operand::from_float(0.f);
-    if (k < sum && channel < p.in_channels) weight = weights[channel * sum + k];
-    if constexpr (sizeof(Element) == 4) {
-      weight = __uint_as_float(MmaTf32::prepare(__float_as_uint(weight)));
+  const Element* const weights =
+      static_cast<const Element*>(p.other) + static_cast<int64_t>(group) * p.in_channels * sum;
+  const int lane = threadIdx.x % 32;
+  for (int channel = threadIdx.x / 32; channel < p.in_block; channel += blockDim.x / 32) {
+    Element* const to = reinterpret_cast<Element*>(packed) +
+                        (channel / 8 * padded * 8 + channel % 8 * 4 * Operand::kPixels);
+#pragma unroll 4
+    for (int k = lane; k < padded; k += 32) {
+      Element weight = Operand::from_float(0.f);
+      if (k < sum && channel < p.in_channels) weight = weights[channel * sum + k];
+      if constexpr (sizeof(Element) == 4) {
+        weight = __uint_as_float(MmaTf32::prepare(__float_as_uint(weight)));
+      }
+      to[k / Operand::kStep * 32 * Operand::kPixels + k % Operand::kStep] = weight;
     }
-    const int step = k / Operand::kStep, within = k % Operand::kStep;
-    const int lane = channel % 8 * 4 + within / Operand::kPixels;
-    const int place = ((channel / 8 * (padded / Operand::kStep) + step) * 32 + lane) *
-                          Operand::kPixels +
-                      within % Operand::kPixels;
-    reinterpret_cast<Element*>(packed)[place] = weight;
   }
 }
 
@@ -78,35 +77,36 @@ __device__ __forceinline__ int pixel_of(const GatherParams& p, int segment, int 
 }
 
 template <typename Operand, int kN>
-__device__ __forceinline__ void multiply_pixels(const GatherParams& p, const unsigned char* box,
-                                                const int (&places)[kPlaces], const int* list,
-                                                const unsigned char* packed, int steps,
+__device__ __forceinline__ void multiply_pixels(const uint32_t (&places)[kPlaces], uint32_t list,
+                                                uint32_t packed, int steps,
                                                 float (&sums)[kPixelTiles][kN][4]) {
-  const int quarter = threadIdx.x % 4;
-  const uint2* weights = reinterpret_cast<const uint2*>(packed) + threadIdx.x % 32;
-  for (int step = 0; step < steps; ++step, weights += 32) {
-    int offsets[4];
-    if constexpr (Operand::kPixels == 4) {
-      const int4 four = reinterpret_cast<const int4*>(list)[step * 4 + quarter];
-      offsets[0] = four.x, offsets[1] = four.y, offsets[2] = four.z, offsets[3] = four.w;
-    } else {
-      const int2 two = reinterpret_cast<const int2*>(list)[step * 4 + quarter];
-      offsets[0] = two.x, offsets[1] = two.y;
-    }
+  constexpr int kOffsets = Operand::kPixels;
+  list += threadIdx.x % 4 * kOffsets * 4;
+  uint32_t weights = packed + threadIdx.x % 32 * 8;
+  uint32_t next[kOffsets];
+  mma_ptx::load_shared(list, next);
+#pragma unroll(kN <= 2 ? 2 : 1)
+  for (int step = 0; step < steps; ++step, weights += 256) {
+    uint32_t offsets[kOffsets];
+#pragma unroll
+    for (int i = 0; i < kOffsets; ++i) offsets[i] = next[i];
+    list += kOffsets * 16;
+    mma_ptx::load_shared(list, next);  // past the last: weights, which are not used as offsets
     uint32_t a[kPixelTiles][4];
 #pragma unroll
     for (int m = 0; m < kPixelTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int place = places[2 * m + i % 2], first = i / 2 * Operand::kPer;
-        a[m][i] = gathered<Operand>(box, place + offsets[first],
+        const uint32_t place = places[2 * m + i % 2];
+        const int first = i / 2 * Operand::kPer;
+        a[m][i] = gathered<Operand>(place + offsets[first],
                                     place + offsets[first + Operand::kPer - 1]);
       }
     }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      const uint2 two = weights[n * steps * 32];
-      const uint32_t b[2] = {two.x, two.y};
+      uint32_t b[2];
+      mma_ptx::load_shared(weights + n * steps * 256, b);
 #pragma unroll
       for (int m = 0; m < kPixelTiles; ++m) Operand::multiply(sums[m][n], a[m], b);
     }
@@ -115,10 +115,23 @@ __device__ __forceinline__ void multiply_pixels(const GatherParams& p, const uns
 
 // --- Store -----------------------------------------------------------------------------------
 
-template <typename Operand>
-struct alignas(4 * sizeof(typename Operand::Element)) Four {
-  typename Operand::Element at[4];
-};
+__device__ __forceinline__ void store_four(float* to, const float (&v)[4]) {
+  *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+}
+
+template <typename Two>
+__device__ __forceinline__ void store_pairs(void* to, Two low, Two high) {
+  *reinterpret_cast<uint2*>(to) =
+      make_uint2(reinterpret_cast<uint32_t&>(low), reinterpret_cast<uint32_t&>(high));
+}
+
+__device__ __forceinline__ void store_four(__nv_bfloat16* to, const float (&v)[4]) {
+  store_pairs(to, __floats2bfloat162_rn(v[0], v[1]), __floats2bfloat162_rn(v[2], v[3]));
+}
+
+__device__ __forceinline__ void store_four(__half* to, const float (&v)[4]) {
+  store_pairs(to, __floats2half2_rn(v[0], v[1]), __floats2half2_rn(v[2], v[3]));
+}
 
 // Input channels from `channel` on. `corner` is the unit's first pixel in the group's first channel.
 template <typename Operand, int kN>
@@ -143,13 +156,13 @@ __device__ __forceinline__ void store_pixels(const GatherParams& p, const Unit& 
         if (in >= p.in_channels) continue;
         typename Operand::Element* const place = to + in * p.in_plane;
         if (vector) {
-          Four<Operand> four;
+          float four[4];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const int at = half + j;
-            four.at[j] = Operand::from_float(sums[at / 2][i / 2][at % 2 * 2 + i % 2]);
+            four[j] = sums[at / 2][i / 2][at % 2 * 2 + i % 2];
           }
-          *reinterpret_cast<Four<Operand>*>(place) = four;
+          store_four(place, four);
         } else {
           const int at = half + each;
           *place = Operand::from_float(sums[at / 2][i / 2][at % 2 * 2 + i % 2]);
@@ -177,11 +190,8 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
   unsigned char* const packed = memory + padded * 4;
   Row* const lines = reinterpret_cast<Row*>(packed + p.in_block * padded * kBytes);
   const int gy_lines = p.out_channels * p.kernel_z * p.gy_rows;
-  list_sum<Operand>(p, sum, padded, list);
-  pack_weights<Operand>(p, group, sum, padded, packed);
   list_rows(lines, p.out_channels, p.kernel_z, p.gy_rows, p.gy_plane_step, p.gy_row_step,
             p.out_plane, p.out_h, p.out_w);
-  __syncthreads();
 
   const int64_t all_out = static_cast<int64_t>(p.groups) * p.out_channels * p.out_plane;
   const Source<Element> outputs{
@@ -203,36 +213,31 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
   const int units = (job.units + job.shares - 1) / job.shares;
   const int begin = min(share * units, job.units), end = min(begin + units, job.units);
   Unit next(p, job, begin), now = next;
-  int ahead = begin;
-  for (int slot = 0; slot < p.stages - 1; ++slot, ++ahead) {
-    if (ahead < end) {
-      load(next, slot);
-      next.advance(p, job);
-    }
+  __syncthreads();
+  for (int index = begin - 1; index < end; ++index) {
+    if (index >= begin) wait_for_unit();
+    if (index + 1 < end) load(next, (index + 1) & 1);
+    next.advance(p, job);
     mma_ptx::copy_async_commit();
-  }
-  int slot = 0, free_slot = p.stages - 1;
-  for (int index = begin; index < end; ++index, ++ahead) {
-    wait_for_unit(p);
-    if (ahead < end) {
-      load(next, free_slot);
-      next.advance(p, job);
+    if (index < begin) {  // the weights, while the first unit is on its way
+      list_sum<Operand>(p, sum, padded, list);
+      pack_weights<Operand>(p, group, sum, padded, packed);
+      continue;
     }
-    mma_ptx::copy_async_commit();
-    const unsigned char* const box = memory + p.table_bytes + slot * p.gy_bytes;
+    const uint32_t box = mma_ptx::shared_address(memory) + p.table_bytes + (index & 1) * p.gy_bytes;
     Element* const corner =
         static_cast<Element*>(p.result) +
         (static_cast<int64_t>(now.image) * p.groups + group) * p.in_channels * p.in_plane +
         (static_cast<int64_t>(now.z) * p.in_h + now.y) * p.in_w + now.x;
     for (int segment = warp; segment < segments; segment += warps) {
-      int places[kPlaces];
+      uint32_t places[kPlaces];
 #pragma unroll
       for (int i = 0; i < kPlaces; ++i) {
         const int pixel = pixel_of(p, segment, i);
         const int row = min(static_cast<int>(__umulhi(pixel, inverse)), p.rows - 1);
         const int column = (pixel - row * p.columns) % p.columns;
         places[i] =
-            (row * p.gy_row_advance * p.gy_pitch + column * p.stride_x + skip) * kBytes;
+            box + (row * p.gy_row_advance * p.gy_pitch + column * p.stride_x + skip) * kBytes;
       }
       for (int tile = 0; tile < p.in_block / 8; tile += kN) {
         float sums[kPixelTiles][kN][4];
@@ -240,14 +245,12 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
         for (int i = 0; i < kPixelTiles * kN * 4; ++i) {
           sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
         }
-        const unsigned char* const weights = packed + tile * 8 * padded * kBytes;
-        multiply_pixels<Operand, kN>(p, box, places, list, weights, steps, sums);
+        const uint32_t weights = mma_ptx::shared_address(packed) + tile * 8 * padded * kBytes;
+        multiply_pixels<Operand, kN>(places, mma_ptx::shared_address(list), weights, steps, sums);
         store_pixels<Operand, kN>(p, now, segment, inverse, tile * 8, vector, corner, sums);
       }
     }
     now.advance(p, job);
-    slot = slot + 1 == p.stages ? 0 : slot + 1;
-    free_slot = free_slot + 1 == p.stages ? 0 : free_slot + 1;
   }
 }
 

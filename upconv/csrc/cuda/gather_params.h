@@ -48,7 +48,6 @@ constexpr int kGatherThreads = 256;  // of a block, at most
   X(dilation_x)                                                                                    \
   X(step_z)         /* of a job's taps along the depth */                                          \
   X(step_y)         /* and along the height */                                                     \
-  X(stages)         /* units in shared memory: 2 or 3 */                                           \
   X(rows)           /* of a unit */                                                                \
   X(columns)        /* input columns of a unit, a multiple of 16 */                                \
   X(run)            /* input's gradient: neighbouring pixels of a thread, 1 or 4 */                \

@@ -42,15 +42,13 @@ struct Narrow : Base {
 using Bf16 = Narrow<MmaBf16>;
 using Fp16 = Narrow<MmaFp16>;
 
-// The register of K that starts at `one`: a single number, or two, the second at `two`.
+// A register of K: the number at `one`, or those at `one` and `two`, in shared memory.
 template <typename Operand>
-__device__ __forceinline__ uint32_t gathered(const unsigned char* memory, int one, int two) {
+__device__ __forceinline__ uint32_t gathered(uint32_t one, uint32_t two) {
   if constexpr (Operand::kPer == 1) {
-    return MmaTf32::prepare(*reinterpret_cast<const uint32_t*>(memory + one));
+    return MmaTf32::prepare(mma_ptx::load_shared32(one));
   } else {
-    const uint32_t low = *reinterpret_cast<const uint16_t*>(memory + one);
-    const uint32_t high = *reinterpret_cast<const uint16_t*>(memory + two);
-    return __byte_perm(low, high, 0x5410);
+    return __byte_perm(mma_ptx::load_shared16(one), mma_ptx::load_shared16(two), 0x5410);
   }
 }
 
@@ -112,31 +110,40 @@ struct Source {
   int depth, height, width;
 };
 
-// The columns from `low` on, `granules` of kBytes, of every row of the list.
+// The columns from `low` on, `granules` of kBytes, of every row of the list. As many lanes as a row
+// has granules, up to a warp, take a row: no division, and what a row costs is asked for once.
 template <int kBytes, typename Element>
 __device__ __forceinline__ void stage_by(const Source<Element>& source, const Row* list, int rows,
                                          int image, int z, int y, int low, int granules,
                                          unsigned char* box, int pitch) {
   constexpr int kCount = kBytes / static_cast<int>(sizeof(Element));
+  const int lane = threadIdx.x % 32;
+  const int shift = min(5, 32 - __clz(granules - 1));
+  const int granule = lane & ((1 << shift) - 1);
+  const int step = blockDim.x >> shift;
+  int row = threadIdx.x / 32 * (32 >> shift) + (lane >> shift);
+  if (granule >= granules || row >= rows) return;
   const Element* const origin = source.tensor + image * source.image +
                                 (static_cast<int64_t>(z) * source.height + y) * source.width + low;
-  const uint32_t inverse = static_cast<uint32_t>((0x100000000ull + granules - 1) / granules);
-  for (int i = threadIdx.x; i < rows * granules; i += blockDim.x) {
-    // Exact for 2^16 items of a row or fewer (test_gather_plan.py).
-    const int row = granules == 1 ? i : static_cast<int>(__umulhi(i, inverse));
-    const int column = (i - row * granules) * kCount;
-    const Row at = list[row];
-    const bool inside = static_cast<unsigned>(z + at.z) < static_cast<unsigned>(source.depth) &&
-                        static_cast<unsigned>(y + at.y) < static_cast<unsigned>(source.height) &&
-                        static_cast<unsigned>(low + column) < static_cast<unsigned>(source.width);
-    const Element* const from = inside ? origin + (at.offset + column) : source.tensor;
-    unsigned char* const to = box + row * pitch + column * static_cast<int>(sizeof(Element));
-    if constexpr (kBytes >= 4) {
-      mma_ptx::copy_async<kBytes>(mma_ptx::shared_address(to), from, inside ? kBytes : 0);
-    } else {
-      const unsigned short bits =
-          inside ? __ldg(reinterpret_cast<const unsigned short*>(from)) : uint16_t{0};
-      *reinterpret_cast<unsigned short*>(to) = bits;
+  Row next = list[row];
+  for (; row < rows; row += step) {
+    const Row at = next;
+    next = list[min(row + step, rows - 1)];
+    const bool met = static_cast<unsigned>(z + at.z) < static_cast<unsigned>(source.depth) &&
+                     static_cast<unsigned>(y + at.y) < static_cast<unsigned>(source.height);
+    const Element* from = origin + at.offset + granule * kCount;
+    unsigned char* to = box + row * pitch + granule * kBytes;
+    for (int i = granule; i < granules; i += 32) {
+      const bool inside =
+          met && static_cast<unsigned>(low + i * kCount) < static_cast<unsigned>(source.width);
+      if constexpr (kBytes >= 4) {
+        mma_ptx::copy_async<kBytes>(mma_ptx::shared_address(to), from, inside ? kBytes : 0);
+      } else {
+        *reinterpret_cast<unsigned short*>(to) =
+            inside ? __ldg(reinterpret_cast<const unsigned short*>(from)) : uint16_t{0};
+      }
+      from += 32 * kCount;
+      to += 32 * kBytes;
     }
   }
 }
@@ -166,13 +173,9 @@ __device__ __forceinline__ int first_output(const GatherParams& p, int x, int ta
   return x * p.stride_x - p.padding_x + tap * p.dilation_x;
 }
 
-// Waits for the oldest unit; the others may still be on their way.
-__device__ __forceinline__ void wait_for_unit(const GatherParams& p) {
-  if (p.stages == 3) {
-    mma_ptx::copy_async_wait<1>();
-  } else {
-    mma_ptx::copy_async_wait<0>();
-  }
+// Until the newest unit has arrived, and nobody reads the one before.
+__device__ __forceinline__ void wait_for_unit() {
+  mma_ptx::copy_async_wait<0>();
   __syncthreads();
 }
 

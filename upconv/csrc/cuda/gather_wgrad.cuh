@@ -113,46 +113,42 @@ struct Places {
   }
 };
 
-// The warp's share of a unit's pixels.
+// The warp's share of a unit's pixels: rows are divided first, then columns.
 template <typename Operand, int kM, int kN>
 __device__ __forceinline__ void multiply_unit(const GatherParams& p,
                                               const Places<Operand, kM, kN>& places,
-                                              const unsigned char* gy, const unsigned char* x,
-                                              int warp_k, float (&sums)[kM][kN][4]) {
-  constexpr int kBytes = sizeof(typename Operand::Element);
-  const int stride = p.stride_x * kBytes, across = p.columns / Operand::kStep;
-  int row = 0, column = warp_k;
-  while (true) {
-    while (column >= across) {
-      column -= across;
-      ++row;
-    }
-    if (row >= p.rows) return;
-    const unsigned char* const from =
-        gy + row * p.gy_row_advance * p.gy_pitch * kBytes + column * Operand::kStep * stride;
-    const unsigned char* const with =
-        x + row * p.x_pitch * kBytes + column * Operand::kStep * kBytes;
-    uint32_t b[kN][2];
+                                              uint32_t gy, uint32_t x, int warp_k, float (&sums)[kM][kN][4]) {
+  constexpr int kBytes = sizeof(typename Operand::Element), kStep = Operand::kStep;
+  const int stride = p.stride_x * kBytes, across = p.columns / kStep;
+  const int row_warps = min(p.rows, p.warps_k), column_warps = p.warps_k / row_warps;
+  const int first = warp_k / row_warps;
+  for (int row = warp_k % row_warps; row < p.rows; row += row_warps) {
+    uint32_t from =
+        gy + row * p.gy_row_advance * p.gy_pitch * kBytes + first * kStep * stride;
+    uint32_t with = x + row * p.x_pitch * kBytes + first * kStep * kBytes;
+#pragma unroll 2
+    for (int column = first; column < across; column += column_warps) {
+      uint32_t b[kN][2];
 #pragma unroll
-    for (int n = 0; n < kN; ++n) {
-      const uint2 two = *reinterpret_cast<const uint2*>(with + places.columns[n]);
-      b[n][0] = two.x;
-      b[n][1] = two.y;
-      Operand::prepare(b[n]);
-    }
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-      uint32_t a[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int first = i / 2 * Operand::kPer;
-        a[i] = gathered<Operand>(from, places.rows[m][i % 2] + first * stride,
-                                 places.rows[m][i % 2] + (first + 1) * stride);
+      for (int n = 0; n < kN; ++n) {
+        mma_ptx::load_shared(with + places.columns[n], b[n]);
+        Operand::prepare(b[n]);
       }
 #pragma unroll
-      for (int n = 0; n < kN; ++n) Operand::multiply(sums[m][n], a, b[n]);
+      for (int m = 0; m < kM; ++m) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t at = from + places.rows[m][i], next = at + Operand::kPer * stride;
+          a[i] = gathered<Operand>(at, at + stride);
+          a[i + 2] = gathered<Operand>(next, next + stride);
+        }
+#pragma unroll
+        for (int n = 0; n < kN; ++n) Operand::multiply(sums[m][n], a, b[n]);
+      }
+      from += column_warps * kStep * stride;
+      with += column_warps * kStep * kBytes;
     }
-    column += p.warps_k;
   }
 }
 
@@ -202,35 +198,24 @@ __global__ void __launch_bounds__(kGatherThreads, 2)
           p.columns, p.x_vector, box + p.gy_bytes, p.x_pitch * kBytes);
   };
 
+  const Places<Operand, kM, kN> places(p, job, part, warp_m, warp_n);
   float sums[kM][kN][4];
 #pragma unroll
   for (int i = 0; i < kM * kN * 4; ++i) sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
-  __syncthreads();
-  const Places<Operand, kM, kN> places(p, job, part, warp_m, warp_n);
 
+  // While a unit is multiplied the next one is on its way; before the first there is only that.
   const int units = (job.units + job.shares - 1) / job.shares;
   const int begin = min(part.share * units, job.units), end = min(begin + units, job.units);
   Unit next(p, job, begin);
-  int ahead = begin;
-  for (int slot = 0; slot < p.stages - 1; ++slot, ++ahead) {
-    if (ahead < end) {
-      load(next, slot);
-      next.advance(p, job);
-    }
+  for (int unit = begin - 1; unit < end; ++unit) {
+    wait_for_unit();
+    if (unit + 1 < end) load(next, (unit + 1) & 1);
+    next.advance(p, job);
     mma_ptx::copy_async_commit();
-  }
-  int slot = 0, free_slot = p.stages - 1;
-  for (int unit = begin; unit < end; ++unit, ++ahead) {
-    wait_for_unit(p);
-    if (ahead < end) {
-      load(next, free_slot);
-      next.advance(p, job);
-    }
-    mma_ptx::copy_async_commit();
-    const unsigned char* const box = memory + p.table_bytes + slot * (p.gy_bytes + p.x_bytes);
+    if (unit < begin) continue;
+    const uint32_t box = mma_ptx::shared_address(memory) + p.table_bytes +
+                         (unit & 1) * (p.gy_bytes + p.x_bytes);
     multiply_unit<Operand, kM, kN>(p, places, box, box + p.gy_bytes, warp_k, sums);
-    slot = slot + 1 == p.stages ? 0 : slot + 1;
-    free_slot = free_slot + 1 == p.stages ? 0 : free_slot + 1;
   }
 
   // The warps that divided the pixels, one after the other, then the workspace.

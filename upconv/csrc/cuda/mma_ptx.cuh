@@ -97,6 +97,18 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint16_t v) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
 }
 
+__device__ __forceinline__ uint32_t load_shared16(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t load_shared32(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+
 __device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&v)[2]) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
                : "=r"(v[0]), "=r"(v[1])
