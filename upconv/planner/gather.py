@@ -16,7 +16,6 @@ from .problem import Hardware, Problem
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 OLDEST = (8, 0)
 MOST_JOBS = 48
-MOST_THREADS = 256
 FARTHEST = 1 << 15
 """Rows and planes of a box are numbered by 16 bits."""
 SHARED_BYTES = 227 * 1024
@@ -119,6 +118,15 @@ def output_pitch(columns: int, problem: Problem, taps: int) -> int:
 def input_pitch(columns: int, element: int) -> int:
     """Of the input, whose loads take 8 bytes from each of 4 rows at a time."""
     return pitch(columns, element, 64, 32)
+
+
+def copies(lines: int, columns: int, width: int, element: int) -> tuple[float, float]:
+    """Passes of a warp over rows, and over their granules, to stage a box of a tensor so wide."""
+    bytes_each = copy_bytes(width, element)
+    granules = -(-columns * element // bytes_each)
+    rows = lines * min(32, 1 << (granules - 1).bit_length()) / 32
+    waits = 1 if bytes_each > 2 else 2  # through registers: read, then written
+    return rows, rows * -(-granules // 32) * waits
 
 
 def rows_by_input(problem: Problem, rows: int, taps_y: int) -> Box:

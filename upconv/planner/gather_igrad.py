@@ -30,16 +30,23 @@ RUNS = (1, 4)
 MOST_WEIGHTS = 64 * 1024
 """Bytes of a group's weights in shared memory."""
 
-LAUNCH_MICROSECONDS = 5.0
-SETUP_CYCLES = 2500.0
+LAUNCH_MICROSECONDS = 12.0
+SETUP_CYCLES = 5200.0
 """Of a block: its lists and weights, and the first unit."""
-COPY = 24.0
-UNIT_INSTRUCTIONS = 90.0
-SEGMENT_INSTRUCTIONS = 150.0
-UNIT_CYCLES = 700.0
-ISSUE = 0.62
-STAGED_BYTES = 40.0
-UNHIDDEN = 0.3
+COPY = 5.3
+ROW_COPY = 13.6
+"""Instructions of a warp for one copy of all its lanes, and for each row that these are of."""
+UNIT_INSTRUCTIONS = 113.0
+SEGMENT_INSTRUCTIONS = 152.0
+UNIT_CYCLES = 590.0
+FULL_WARPS, THIN = 16, 0.32
+"""Warps that fill a multiprocessor, and the power of what is missing of these that a unit takes
+longer by."""
+DRAM_SHARE = 0.62
+"""Of the memory's rate."""
+ISSUE = 0.48
+STAGED_BYTES = 64.0
+UNHIDDEN = 0.16
 
 
 @dataclass(frozen=True)
@@ -148,10 +155,11 @@ class Division:
         loads = 32 if size == 2 else 16
         one = (2.5 if size == 2 else 3) * loads + 5 * self.tile + 12
         stores = 8 * self.tile * (4 if self.run == 4 else 14)
-        each = gather.copy_bytes(self.problem.out_size[-1], size) // size
-        copies = self.gy_lines * -(-self.gy_pitch // each) / 32 * (1 if each * size > 2 else 2)
+        width = self.problem.out_size[-1]
+        passes, copies = gather.copies(self.gy_lines, self.gy_pitch, width, size)
         work = segments * (tiles * (self.steps * one + stores) + SEGMENT_INSTRUCTIONS)
-        issue = (work + copies * COPY + self.warps * UNIT_INSTRUCTIONS) / 4 / ISSUE
+        rest = copies * COPY + passes * ROW_COPY + self.warps * UNIT_INSTRUCTIONS
+        issue = (work + rest) / 4 / ISSUE
         shared = segments * tiles * self.steps * (
             loads * self.conflicts + 2 * self.tile + 1
         ) + 4 * copies
@@ -165,9 +173,10 @@ class Division:
         held = min(self.together, -(-self.blocks // self.hardware.multiprocessors))
         waves = -(-self.blocks // (self.hardware.multiprocessors * self.together))
         segments = -(-self.rows * self.columns // PIXELS)
-        alone = unit / min(2.0, min(self.warps, segments) / 4)
-        busy = waves * (longest * max(unit * held, alone + UNIT_CYCLES) + SETUP_CYCLES)
-        memory = self.problem.bytes / gather.DRAM_BYTES / self.hardware.multiprocessors
+        thin = max(1.0, FULL_WARPS / (held * min(self.warps, segments))) ** THIN
+        busy = waves * (longest * (unit * held * thin + UNIT_CYCLES) + SETUP_CYCLES)
+        rate = DRAM_SHARE * gather.DRAM_BYTES * self.hardware.multiprocessors
+        memory = self.problem.bytes / rate
         whole = max(busy, memory) + UNHIDDEN * min(busy, memory)
         return whole / gather.CLOCK_MHZ + LAUNCH_MICROSECONDS
 

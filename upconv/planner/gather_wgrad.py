@@ -20,7 +20,7 @@ from .problem import Hardware, Problem
 
 KERNEL = "gather_wgrad"
 
-TILES = ((1, 1), (1, 3), (3, 1), (2, 4), (4, 3), (5, 3), (2, 7))
+TILES = ((1, 1), (1, 3), (3, 1), (2, 4), (4, 3), (5, 3), (2, 7), (3, 7))
 """Rows in 16s and columns in 8s of a warp. The kernel is compiled for these."""
 WARPS = ((1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (1, 4), (4, 1))
 """Warps along the rows and the columns; others divide the pixels."""
@@ -30,17 +30,24 @@ UNIT_PIXELS = (128, 1024)
 STAGE_BYTES = 56 * 1024
 WORKSPACE_BYTES = 32 << 20
 
-LAUNCH_MICROSECONDS = 8.0
-COPY = 24.0
-"""Instructions of a warp for one copy of all its lanes."""
-UNIT_INSTRUCTIONS = 90.0
-UNIT_CYCLES = 700.0
+LAUNCH_MICROSECONDS = 13.0
+COPY = 8.7
+ROW_COPY = 29.0
+"""Instructions of a warp for one copy of all its lanes, and for each row that these are of."""
+UNIT_INSTRUCTIONS = 165.0
+ROW_INSTRUCTIONS = 16.0
+"""Of a warp for each row of a unit, beside its products."""
+UNIT_CYCLES = 1580.0
 """Of a unit that nothing hides: the barrier, and what a warp waits for its first operands."""
+LONE_WARP = 2.1
+"""How many times its share of the multiprocessor's cycles a warp takes at the least."""
 ISSUE = 0.62
 """Share of the issue slots that are used."""
-STAGED_BYTES = 40.0
+STAGED_BYTES = 35.0
 """A cycle and multiprocessor, from the second-level cache."""
-UNHIDDEN = 0.3
+UNHIDDEN = 0.21
+DRAM_SHARE = 1.0
+"""Of the memory's rate."""
 WORKSPACE_TERABYTES = 1.5
 
 
@@ -75,6 +82,11 @@ class Shape:
             * -(-channels_in // self.in_block)
             * -(-problem.kernel[-1] // self.tap_block)
         )
+
+    @property
+    def large(self) -> bool:
+        """A tile that takes 168 registers, for 4 warps a block."""
+        return prod(self.tile) > 16
 
     @property
     def sums(self) -> int:
@@ -200,7 +212,7 @@ class Division:
     @cached_property
     def together(self) -> int:
         """Blocks that a multiprocessor holds."""
-        registers = min(128, 76 + 4 * prod(self.shape.tile))
+        registers = 168 if self.shape.large else min(128, 72 + 4 * prod(self.shape.tile))
         return max(
             1,
             min(
@@ -245,16 +257,16 @@ class Division:
         step = 16 if size == 2 else 8
         steps = self.rows * -(-self.columns // step) * prod(self.shape.warps)
         loads = m * (8 if size == 2 else 4)
-        one = 2 * loads + m * 4 + n * (2 if size == 2 else 4) + m * n + 26
-        copies = 0.0
-        for lines, columns, width in (
-            (self.gy_lines, self.gy_pitch, self.problem.out_size[-1]),
-            (self.x_lines, self.columns, self.problem.in_size[-1]),
-        ):
-            each = gather.copy_bytes(width, size) // size
-            copies += lines * -(-columns // each) / 32 * (1 if each * size > 2 else 2)
+        one = 2 * loads + m * 4 + n * (2 if size == 2 else 6) + m * n + 8 + (0 if size == 2 else 4 * m)
+        boxes = (
+            gather.copies(self.gy_lines, self.gy_pitch, self.problem.out_size[-1], size),
+            gather.copies(self.x_lines, self.columns, self.problem.in_size[-1], size),
+        )
+        passes, copies = (sum(box[i] for box in boxes) for i in range(2))
         warps = self.threads // 32
-        issue = (steps * one + copies * COPY + warps * UNIT_INSTRUCTIONS) / 4 / ISSUE
+        lines = max(self.rows, self.warps_k) * prod(self.shape.warps)
+        rest = warps * UNIT_INSTRUCTIONS + lines * ROW_INSTRUCTIONS + passes * ROW_COPY
+        issue = (steps * one + copies * COPY + rest) / 4 / ISSUE
         shared = steps * (1.2 * loads + 2 * n) + 4 * copies
         staged = (self.gy_bytes + self.x_bytes) / STAGED_BYTES
         return issue, shared, staged
@@ -267,9 +279,10 @@ class Division:
         waves = -(-self.blocks // places)
         longest = max(-(-job.units // job.shares) for job in self.jobs)
         held = min(self.together, -(-self.blocks // self.hardware.multiprocessors))
-        chain = longest * (unit / min(self.threads / 128, 2.0) + UNIT_CYCLES)
+        chain = longest * (LONE_WARP * unit * 128 / self.threads + UNIT_CYCLES)
         busy = waves * max(longest * unit * held, chain)
-        memory = self.problem.bytes / gather.DRAM_BYTES / self.hardware.multiprocessors
+        rate = DRAM_SHARE * gather.DRAM_BYTES * self.hardware.multiprocessors
+        memory = self.problem.bytes / rate
         adding = 2 * self.workspace_bytes / WORKSPACE_TERABYTES / 1e6
         whole = max(busy, memory) + UNHIDDEN * min(busy, memory)
         return whole / gather.CLOCK_MHZ + adding + LAUNCH_MICROSECONDS
@@ -336,7 +349,7 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
         tallest = three(problem.in_size, 1)[1] if shape.by_input else max([*counts, 1])
         heights = [r for r in ROWS if r < 2 * tallest]
         around = prod(shape.warps)
-        for total, columns, rows in product((4, 8), widths, heights):
+        for total, columns, rows in product((4,) if shape.large else (4, 8), widths, heights):
             if UNIT_PIXELS[0] <= rows * columns <= UNIT_PIXELS[1] or rows * columns == whole:
                 way = Division(shape, max(1, total // around), rows, columns, hardware)
                 if legal(way):

@@ -14,7 +14,7 @@ constexpr int kGatherThreads = 256;  // of a block, at most
 // Every tile of a warp that the planner may ask for: (rows in 16s, columns in 8s), and columns
 // where the input's gradient is computed. The same lists are in upconv/planner/gather_wgrad.py and
 // gather_igrad.py.
-#define UPCONV_GATHER_WGRAD_TILES(X) X(1, 1) X(1, 3) X(3, 1) X(2, 4) X(4, 3) X(5, 3) X(2, 7)
+#define UPCONV_GATHER_WGRAD_TILES(X) X(1, 1) X(1, 3) X(3, 1) X(2, 4) X(4, 3) X(5, 3) X(2, 7) X(3, 7)
 #define UPCONV_GATHER_IGRAD_TILES(X) X(1) X(2) X(4) X(7)
 
 // Scalars, all int. Channels are those of one group. A "box" is what a block stages of a tensor at

@@ -110,45 +110,69 @@ struct Source {
   int depth, height, width;
 };
 
-// The columns from `low` on, `granules` of kBytes, of every row of the list. As many lanes as a row
-// has granules, up to a warp, take a row: no division, and what a row costs is asked for once.
-template <int kBytes, typename Element>
+// The part of a tensor that a unit brings along.
+struct Part {
+  int image, z, y;  // of the first row
+  int low;          // first column
+  int granules;     // of a row: copies
+  bool whole;       // is all of it inside the tensor?
+};
+
+// Every row of the list, in copies of kBytes. As many lanes as a row has granules, up to a warp,
+// take a row: no division, and what a row costs is asked for once.
+template <int kBytes, bool kWhole, typename Element>
 __device__ __forceinline__ void stage_by(const Source<Element>& source, const Row* list, int rows,
-                                         int image, int z, int y, int low, int granules,
-                                         unsigned char* box, int pitch) {
+                                         const Part& part, unsigned char* box, int pitch) {
   constexpr int kCount = kBytes / static_cast<int>(sizeof(Element));
   const int lane = threadIdx.x % 32;
-  const int shift = min(5, 32 - __clz(granules - 1));
+  const int shift = min(5, 32 - __clz(part.granules - 1));
   const int granule = lane & ((1 << shift) - 1);
   const int step = blockDim.x >> shift;
   int row = threadIdx.x / 32 * (32 >> shift) + (lane >> shift);
-  if (granule >= granules || row >= rows) return;
-  const Element* const origin = source.tensor + image * source.image +
-                                (static_cast<int64_t>(z) * source.height + y) * source.width + low;
+  if (granule >= part.granules || row >= rows) return;
+  const Element* const origin =
+      source.tensor + part.image * source.image +
+      (static_cast<int64_t>(part.z) * source.height + part.y) * source.width + part.low +
+      granule * kCount;
+  unsigned char* to = box + row * pitch + granule * kBytes;
   Row next = list[row];
-  for (; row < rows; row += step) {
+  for (; row < rows; row += step, to += step * pitch) {
     const Row at = next;
     next = list[min(row + step, rows - 1)];
-    const bool met = static_cast<unsigned>(z + at.z) < static_cast<unsigned>(source.depth) &&
-                     static_cast<unsigned>(y + at.y) < static_cast<unsigned>(source.height);
-    const Element* from = origin + at.offset + granule * kCount;
-    unsigned char* to = box + row * pitch + granule * kBytes;
-    for (int i = granule; i < granules; i += 32) {
-      const bool inside =
-          met && static_cast<unsigned>(low + i * kCount) < static_cast<unsigned>(source.width);
+    const bool met =
+        kWhole ||
+        (static_cast<unsigned>(part.z + at.z) < static_cast<unsigned>(source.depth) &&
+         static_cast<unsigned>(part.y + at.y) < static_cast<unsigned>(source.height));
+    const Element* from = origin + at.offset;
+    unsigned char* place = to;
+#pragma unroll 4
+    for (int i = granule; i < part.granules; i += 32) {
+      const bool inside = kWhole || (met && static_cast<unsigned>(part.low + i * kCount) <
+                                                static_cast<unsigned>(source.width));
       if constexpr (kBytes >= 4) {
-        mma_ptx::copy_async<kBytes>(mma_ptx::shared_address(to), from, inside ? kBytes : 0);
+        mma_ptx::copy_async<kBytes>(mma_ptx::shared_address(place), from, inside ? kBytes : 0);
       } else {
-        *reinterpret_cast<unsigned short*>(to) =
+        *reinterpret_cast<unsigned short*>(place) =
             inside ? __ldg(reinterpret_cast<const unsigned short*>(from)) : uint16_t{0};
       }
       from += 32 * kCount;
-      to += 32 * kBytes;
+      place += 32 * kBytes;
     }
   }
 }
 
-// `low` is rounded down to whole copies; the box must have room for that.
+template <int kBytes, typename Element>
+__device__ __forceinline__ void stage_with(const Source<Element>& source, const Row* list, int rows,
+                                           const Part& part, unsigned char* box, int pitch) {
+  if (part.whole) {
+    stage_by<kBytes, true>(source, list, rows, part, box, pitch);
+  } else {
+    stage_by<kBytes, false>(source, list, rows, part, box, pitch);
+  }
+}
+
+// `count` columns from `low` on, which is rounded down to whole copies; the box must have room for
+// that. The last row of the list is the farthest from the first.
 template <typename Element>
 __device__ __forceinline__ void stage(const Source<Element>& source, const Row* list, int rows,
                                       int image, int z, int y, int low, int count, int bytes,
@@ -157,14 +181,19 @@ __device__ __forceinline__ void stage(const Source<Element>& source, const Row* 
   const int skip = low & (each - 1);
   const int granules = (skip + count + each - 1) / each;
   low -= skip;
+  const Row last = list[rows - 1];
+  const bool whole = min(z, z + last.z) >= 0 && max(z, z + last.z) < source.depth && y >= 0 &&
+                     y + last.y < source.height && low >= 0 &&
+                     low + granules * each <= source.width;
+  const Part part{image, z, y, low, granules, whole};
   if (bytes == 16) {
-    stage_by<16>(source, list, rows, image, z, y, low, granules, box, pitch);
+    stage_with<16>(source, list, rows, part, box, pitch);
   } else if (bytes == 8) {
-    stage_by<8>(source, list, rows, image, z, y, low, granules, box, pitch);
+    stage_with<8>(source, list, rows, part, box, pitch);
   } else if (bytes == 4) {
-    stage_by<4>(source, list, rows, image, z, y, low, granules, box, pitch);
+    stage_with<4>(source, list, rows, part, box, pitch);
   } else if constexpr (sizeof(Element) == 2) {
-    stage_by<2>(source, list, rows, image, z, y, low, granules, box, pitch);
+    stage_with<2>(source, list, rows, part, box, pitch);
   }
 }
 

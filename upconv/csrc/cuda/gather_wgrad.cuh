@@ -154,8 +154,13 @@ __device__ __forceinline__ void multiply_unit(const GatherParams& p,
 
 // --- The kernel ------------------------------------------------------------------------------
 
+// Large tiles have 4 warps and 168 registers.
+template <int kM, int kN>
+constexpr bool kLargeTile = kM * kN > 16;
+
 template <typename Operand, int kM, int kN>
-__global__ void __launch_bounds__(kGatherThreads, 2)
+__global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
+                                  (kLargeTile<kM, kN> ? 3 : 2))
     gather_wgrad_kernel(const __grid_constant__ GatherParams p) {
   using Element = typename Operand::Element;
   constexpr int kBytes = sizeof(Element);
