@@ -111,7 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return call
 
 
-def compare(run: Run, way: Division, **options: int) -> None:
+def compare(run: Run, way: Division, orders: tuple[bool, ...] = (False,), shift: int = 0) -> None:
     problem = way.problem
     dtype = getattr(torch, problem.dtype)
     each = problem.out_channels // problem.groups
@@ -121,11 +121,11 @@ def compare(run: Run, way: Division, **options: int) -> None:
     other = torch.randn(shape).to(dtype)
     gy = torch.randn(problem.batch, problem.out_channels, *problem.out_size).to(dtype)
     expected = expected_gradient(problem, other, gy, by_weight(way))
-    forwards, backwards = (run(way, order, other, gy, **options) for order in (False, True))
-    assert bool(forwards.isfinite().all()), "a sum was not written, or read from outside"
-    distance = (forwards.double() - expected).norm() / expected.norm().clamp_min(1e-30)
+    results = [run(way, backwards, other, gy, shift=shift) for backwards in orders]
+    assert bool(results[0].isfinite().all()), "a sum was not written, or read from outside"
+    distance = (results[0].double() - expected).norm() / expected.norm().clamp_min(1e-30)
     assert float(distance) <= LIMIT[problem.dtype], way
-    assert torch.equal(forwards, backwards), "the result depends on the order of the blocks"
+    assert all(map(results[0].equal, results)), "the result depends on the order of the blocks"
 
 
 def ways(problem: Problem, multiprocessors: int) -> list[list[Division]]:
@@ -140,17 +140,17 @@ def ways(problem: Problem, multiprocessors: int) -> list[list[Division]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_drawn_problems(seed: int, run: Run) -> None:
     """Every number of dimensions; the chosen division, then any other."""
     choose, compared = random.Random(seed), 0
-    for configuration in islice(draw(900 + seed), 10):
+    for configuration in islice(draw(900 + seed), 6):
         for found in ways(configuration.problem, choose.choice([1, 2])):
             if found:
-                compare(run, min(found, key=lambda way: way.microseconds))
+                compare(run, min(found, key=lambda way: way.microseconds), (False, True))
                 compare(run, choose.choice(found))
                 compared += 1
-    assert compared > 8
+    assert compared > 4
 
 
 LAYERS = {
@@ -166,10 +166,10 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_by_every_tile(name: str, dtype: str, run: Run) -> None:
+def test_layers_by_every_tile(name: str, run: Run) -> None:
     """Both forms of the weight's gradient, and each tile, in one division of middling size."""
+    dtype = ("float32", "bfloat16", "float16")[list(LAYERS).index(name) % 3]
     for found in ways(replace(LAYERS[name], dtype=dtype), 1):
         by_tile: dict[object, list[Division]] = {}
         for way in found:

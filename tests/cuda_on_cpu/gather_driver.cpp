@@ -1,5 +1,5 @@
-// The own source of the mma.sync kernels for the gradients on the CPU: plan integers and tensors in,
-// gradient out.
+// The own source of the mma.sync kernels for the gradients on the CPU: plan integers and tensors
+// in, gradient out.
 #include "gather_igrad.cuh"
 #include "gather_launch.h"
 #include "gather_wgrad.cuh"
@@ -22,21 +22,21 @@ void run_blocks(int blocks, int threads, int shared_bytes, bool backwards, const
 template <typename Operand>
 int run(const GatherParams& p, bool backwards) {
   const int threads = 32 * p.warps_m * p.warps_n * p.warps_k;
-#define UPCONV_INPUT(n)                                                             \
-  if (!p.by_weight && p.tiles_n == n) {                                             \
-    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                        \
-               [&] { gather::gather_igrad_kernel<Operand, n>(p); });                \
-    return 0;                                                                       \
+#define UPCONV_INPUT(n)                                              \
+  if (!p.by_weight && p.tiles_n == n) {                              \
+    run_blocks(p.blocks, threads, p.shared_bytes, backwards,         \
+               [&] { gather::gather_igrad_kernel<Operand, n>(p); }); \
+    return 0;                                                        \
   }
-#define UPCONV_WEIGHT(m, n)                                                         \
-  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                            \
-    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                        \
-               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });             \
+#define UPCONV_WEIGHT(m, n)                                                          \
+  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                             \
+    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                         \
+               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });              \
     const int parts = p.jobs * p.groups * p.out_blocks * p.in_blocks * p.tap_blocks; \
-    const int rows = gather::kGatherAddRows;                                        \
-    run_blocks(parts * ((p.sums + 31) / 32), 32 * rows, 128 * rows, backwards,      \
-               [&] { gather::gather_wgrad_add<Operand>(p); });                      \
-    return 0;                                                                       \
+    const int rows = gather::kGatherAddRows;                                         \
+    run_blocks(parts * ((p.sums + 31) / 32), 32 * rows, 128 * rows, backwards,       \
+               [&] { gather::gather_wgrad_add<Operand>(p); });                       \
+    return 0;                                                                        \
   }
   UPCONV_GATHER_IGRAD_TILES(UPCONV_INPUT)
   UPCONV_GATHER_WGRAD_TILES(UPCONV_WEIGHT)

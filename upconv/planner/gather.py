@@ -125,7 +125,7 @@ def copies(lines: int, columns: int, width: int, element: int) -> tuple[float, f
     bytes_each = copy_bytes(width, element)
     granules = -(-columns * element // bytes_each)
     rows = lines * min(32, 1 << (granules - 1).bit_length()) / 32
-    waits = 1 if bytes_each > 2 else 2  # through registers: read, then written
+    waits = 1 if bytes_each > 2 else 4  # through registers: read, waited for, written
     return rows, rows * -(-granules // 32) * waits
 
 

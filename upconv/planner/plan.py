@@ -114,13 +114,26 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
 
 CORE_FLOPS = 2 * 128 * 2.0e9
 """Of a multiprocessor without tensor cores, in a second: two a cycle for each of 128 cores."""
+GATHER_FLOPS = {"float32": 0.7e12, "bfloat16": 1.2e12, "float16": 1.2e12}
+"""Of a multiprocessor by the gather kernels, with many channels: 0.5 and 0.8e12 at best over 20
+layers, since single elements are gathered from shared memory."""
+
+
+def _most_flops(kernel: str, problem: Problem) -> float:
+    """Of a multiprocessor, in a second, for kernels that few layers suit; else infinite."""
+    if kernel == direct.KERNEL:
+        return CORE_FLOPS
+    if kernel in (gather_wgrad.KERNEL, gather_igrad.KERNEL):
+        return GATHER_FLOPS.get(problem.dtype, inf)
+    return inf
 
 
 def _hopeless(kernel: str, problem: Problem, hardware: Hardware) -> str:
     """Why a kernel need not be looked at: its tilings take as long as those of all others."""
-    if kernel != direct.KERNEL or hardware.kind != "cuda":
+    most = _most_flops(kernel, problem)
+    if most == inf or hardware.kind != "cuda":
         return ""
-    least = problem.flops / CORE_FLOPS / hardware.multiprocessors * 1e6
+    least = problem.flops / most / hardware.multiprocessors * 1e6
     aten = _aten(problem, hardware).microseconds
     if least < aten:
         return ""

@@ -370,10 +370,10 @@ inline CudaKernel gather_igrad_kernel() {
 inline const std::vector<CudaKernel>& cuda_kernels() {
   static const std::vector<CudaKernel> kernels = {
 #ifdef UPCONV_SM90
-      sm90_kernel(), wgrad_kernel(),
+      sm90_kernel(),         wgrad_kernel(),
 #endif
-      mma_kernel(),  direct_kernel(), direct_wgrad_kernel(), direct_igrad_kernel(),
-      gather_wgrad_kernel(), gather_igrad_kernel(),
+      mma_kernel(),          direct_kernel(),       direct_wgrad_kernel(),
+      direct_igrad_kernel(), gather_wgrad_kernel(), gather_igrad_kernel(),
   };
   return kernels;
 }

@@ -5,8 +5,8 @@
 // tap)]: a matrix product with pixels as rows, input channels as columns, and output channels and
 // taps as K. A list tells for each of K how far its element lies from the pixel's own place in the
 // box of grad_output: a register of the product is gathered by one load and one addition for each
-// number, whatever stride and dilation are. Blocks keep the weights of their group in shared memory,
-// in the order in which the products take them, and go from unit to unit.
+// number, whatever stride and dilation are. Blocks keep the weights of their group in shared
+// memory, in the order in which the products take them, and go from unit to unit.
 #pragma once
 
 #include "gather_stage.cuh"
@@ -70,10 +70,11 @@ __device__ __forceinline__ void pack_weights(const GatherParams& p, int group, i
 
 // --- Multiply --------------------------------------------------------------------------------
 
-// The pixels of a lane within a unit: `run` neighbours, then as many 8 runs further on.
+// The pixels of a lane within a unit: 4 neighbours, then 4 more 8 runs further on; or every eighth
+// one, where strides would have the lanes' loads meet in a bank.
 __device__ __forceinline__ int pixel_of(const GatherParams& p, int segment, int place) {
-  const int lane = threadIdx.x % 32;
-  return segment * kGatherPixels + place / p.run * 8 * p.run + lane / 4 * p.run + place % p.run;
+  const int run = threadIdx.x % 32 / 4, first = segment * kGatherPixels;
+  return first + (p.run == 4 ? place / 4 * 32 + run * 4 + place % 4 : place * 8 + run);
 }
 
 template <typename Operand, int kN>
@@ -99,8 +100,8 @@ __device__ __forceinline__ void multiply_pixels(const uint32_t (&places)[kPlaces
       for (int i = 0; i < 4; ++i) {
         const uint32_t place = places[2 * m + i % 2];
         const int first = i / 2 * Operand::kPer;
-        a[m][i] = gathered<Operand>(place + offsets[first],
-                                    place + offsets[first + Operand::kPer - 1]);
+        a[m][i] =
+            gathered<Operand>(place + offsets[first], place + offsets[first + Operand::kPer - 1]);
       }
     }
 #pragma unroll
@@ -133,7 +134,8 @@ __device__ __forceinline__ void store_four(__half* to, const float (&v)[4]) {
   store_pairs(to, __floats2half2_rn(v[0], v[1]), __floats2half2_rn(v[2], v[3]));
 }
 
-// Input channels from `channel` on. `corner` is the unit's first pixel in the group's first channel.
+// Input channels from `channel` on. `corner` is the unit's first pixel in the group's first
+// channel.
 template <typename Operand, int kN>
 __device__ __forceinline__ void store_pixels(const GatherParams& p, const Unit& unit, int segment,
                                              uint32_t inverse, int channel, int vector,
@@ -194,10 +196,9 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
             p.out_plane, p.out_h, p.out_w);
 
   const int64_t all_out = static_cast<int64_t>(p.groups) * p.out_channels * p.out_plane;
-  const Source<Element> outputs{
-      static_cast<const Element*>(p.gy) +
-          static_cast<int64_t>(group) * p.out_channels * p.out_plane,
-      all_out, p.out_d, p.out_h, p.out_w};
+  const Source<Element> outputs{static_cast<const Element*>(p.gy) +
+                                    static_cast<int64_t>(group) * p.out_channels * p.out_plane,
+                                all_out, p.out_d, p.out_h, p.out_w};
   const int skip = first_output(p, 0, 0) & (p.gy_vector / kBytes - 1);
   const int out_columns = (p.columns - 1) * p.stride_x + (p.kernel_x - 1) * p.dilation_x + 1;
   const auto load = [&](const Unit& unit, int slot) {
@@ -208,8 +209,8 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
 
   const uint32_t inverse = static_cast<uint32_t>((0x100000000ull + p.columns - 1) / p.columns);
   const int segments = (p.rows * p.columns + kGatherPixels - 1) / kGatherPixels;
-  const int vector = p.run == 4 && p.in_w % 4 == 0 &&
-                     reinterpret_cast<uintptr_t>(p.result) % (4 * kBytes) == 0;
+  const int vector =
+      p.run == 4 && p.in_w % 4 == 0 && reinterpret_cast<uintptr_t>(p.result) % (4 * kBytes) == 0;
   const int units = (job.units + job.shares - 1) / job.shares;
   const int begin = min(share * units, job.units), end = min(begin + units, job.units);
   Unit next(p, job, begin), now = next;
@@ -234,10 +235,11 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
 #pragma unroll
       for (int i = 0; i < kPlaces; ++i) {
         const int pixel = pixel_of(p, segment, i);
-        const int row = min(static_cast<int>(__umulhi(pixel, inverse)), p.rows - 1);
-        const int column = (pixel - row * p.columns) % p.columns;
-        places[i] =
-            box + (row * p.gy_row_advance * p.gy_pitch + column * p.stride_x + skip) * kBytes;
+        const int row = static_cast<int>(__umulhi(pixel, inverse));
+        const int column = pixel - row * p.columns;
+        const int line = row * p.gy_row_advance * p.gy_pitch;
+        // Past the last row nothing is stored; the box's first pixel stands in.
+        places[i] = box + (row < p.rows ? line + column * p.stride_x + skip : 0) * kBytes;
       }
       for (int tile = 0; tile < p.in_block / 8; tile += kN) {
         float sums[kPixelTiles][kN][4];

@@ -26,8 +26,8 @@ bool read_gather_plan(const int64_t* record, int64_t length, GatherParams* plan)
       return false;
   }
   const int warps = plan->warps_m * plan->warps_n * plan->warps_k;
-  if (at != length || warps < 1 || 32 * warps > kGatherThreads || plan->columns < 16 || plan->columns % 16 != 0 || plan->out_block < 1 ||
-      plan->in_block < 1 || plan->tap_block < 1)
+  if (at != length || warps < 1 || 32 * warps > kGatherThreads || plan->columns < 16 ||
+      plan->columns % 16 != 0 || plan->out_block < 1 || plan->in_block < 1 || plan->tap_block < 1)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;
   plan->out_plane = static_cast<int64_t>(plan->out_d) * plan->out_h * plan->out_w;

@@ -21,8 +21,7 @@ cudaError_t launch_gather(Kernel kernel, const GatherParams& p, cudaStream_t str
 // Two launches.
 template <typename Operand, int kM, int kN>
 cudaError_t launch_gather_wgrad(const GatherParams& p, cudaStream_t stream) {
-  const cudaError_t error =
-      launch_gather(gather::gather_wgrad_kernel<Operand, kM, kN>, p, stream);
+  const cudaError_t error = launch_gather(gather::gather_wgrad_kernel<Operand, kM, kN>, p, stream);
   if (error != cudaSuccess) return error;
   const int parts = p.jobs * p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
   constexpr int kThreads = 32 * gather::kGatherAddRows;
@@ -33,10 +32,10 @@ cudaError_t launch_gather_wgrad(const GatherParams& p, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_gather_grad(const GatherParams& p, cudaStream_t stream) {
-#define UPCONV_TRY_INPUT(n) \
-  if (!p.by_weight && p.tiles_n == n)  \
+#define UPCONV_TRY_INPUT(n)           \
+  if (!p.by_weight && p.tiles_n == n) \
     return launch_gather(gather::gather_igrad_kernel<Operand, n>, p, stream);
-#define UPCONV_TRY_WEIGHT(m, n)                               \
+#define UPCONV_TRY_WEIGHT(m, n)                        \
   if (p.by_weight && p.tiles_m == m && p.tiles_n == n) \
     return launch_gather_wgrad<Operand, m, n>(p, stream);
   UPCONV_GATHER_IGRAD_TILES(UPCONV_TRY_INPUT)

@@ -19,75 +19,75 @@ constexpr int kGatherThreads = 256;  // of a block, at most
 
 // Scalars, all int. Channels are those of one group. A "box" is what a block stages of a tensor at
 // a time: rows of some channels and planes, `pitch` elements apart.
-#define UPCONV_GATHER_FIELDS(X)                                                                    \
-  X(type)      /* 0 float32 as TF32, 1 bfloat16, 2 float16 */                                      \
-  X(by_weight) /* 1: the gradient of the weight; 0: of the input */                                \
-  X(by_input)  /* 1: a unit is rows of the input; 0: rows of grad_output */                        \
-  X(tiles_m)   /* tiles of 16 rows of a warp; of the input's gradient: 4 */                        \
-  X(tiles_n)   /* tiles of 8 columns of a warp */                                                  \
-  X(warps_m)                                                                                       \
-  X(warps_n)                                                                                       \
-  X(warps_k) /* warps that divide the pixels of a unit */                                          \
-  X(batch)                                                                                         \
-  X(groups)                                                                                        \
-  X(in_channels)                                                                                   \
-  X(out_channels)                                                                                  \
-  X(in_d)                                                                                          \
-  X(in_h)                                                                                          \
-  X(in_w)                                                                                          \
-  X(out_d)                                                                                         \
-  X(out_h)                                                                                         \
-  X(out_w)                                                                                         \
-  X(kernel_z)                                                                                      \
-  X(kernel_y)                                                                                      \
-  X(kernel_x)                                                                                      \
-  X(stride_z)                                                                                      \
-  X(stride_y)                                                                                      \
-  X(stride_x)                                                                                      \
-  X(padding_x)                                                                                     \
-  X(dilation_x)                                                                                    \
-  X(step_z)         /* of a job's taps along the depth */                                          \
-  X(step_y)         /* and along the height */                                                     \
-  X(rows)           /* of a unit */                                                                \
-  X(columns)        /* input columns of a unit, a multiple of 16 */                                \
-  X(run)            /* input's gradient: neighbouring pixels of a thread, 1 or 4 */                \
-  X(out_block)      /* output channels of a block */                                               \
-  X(in_block)       /* input channels of a block; input's gradient: all, in tiles of 8 */          \
-  X(tap_block)      /* taps along the width of a block */                                          \
-  X(gy_rows)        /* of one plane of the box */                                                  \
-  X(gy_plane_step)  /* between planes of the box, in the tensor */                                 \
-  X(gy_row_step)    /* between rows of the box, in the tensor */                                   \
-  X(gy_tap_rows)    /* rows of the box between taps of the height */                               \
-  X(gy_row_advance) /* rows of the box between rows of a unit */                                   \
-  X(gy_pitch)       /* elements */                                                                 \
-  X(gy_vector)      /* bytes of one copy: 2 (through registers), 4, 8 or 16 */                     \
-  X(x_rows)                                                                                        \
-  X(x_plane_step)                                                                                  \
-  X(x_tap_rows)                                                                                    \
-  X(x_pitch)                                                                                       \
-  X(x_vector)                                                                                      \
-  X(gy_bytes)     /* of a box of grad_output */                                                    \
-  X(x_bytes)      /* of a box of the input, none for its own gradient */                           \
-  X(table_bytes)  /* of the lists of rows, before the boxes */                                     \
-  X(shared_bytes) /* of a block */                                                                 \
-  X(blocks)                                                                                        \
+#define UPCONV_GATHER_FIELDS(X)                                                           \
+  X(type)      /* 0 float32 as TF32, 1 bfloat16, 2 float16 */                             \
+  X(by_weight) /* 1: the gradient of the weight; 0: of the input */                       \
+  X(by_input)  /* 1: a unit is rows of the input; 0: rows of grad_output */               \
+  X(tiles_m)   /* tiles of 16 rows of a warp; of the input's gradient: 4 */               \
+  X(tiles_n)   /* tiles of 8 columns of a warp */                                         \
+  X(warps_m)                                                                              \
+  X(warps_n)                                                                              \
+  X(warps_k) /* warps that divide the pixels of a unit */                                 \
+  X(batch)                                                                                \
+  X(groups)                                                                               \
+  X(in_channels)                                                                          \
+  X(out_channels)                                                                         \
+  X(in_d)                                                                                 \
+  X(in_h)                                                                                 \
+  X(in_w)                                                                                 \
+  X(out_d)                                                                                \
+  X(out_h)                                                                                \
+  X(out_w)                                                                                \
+  X(kernel_z)                                                                             \
+  X(kernel_y)                                                                             \
+  X(kernel_x)                                                                             \
+  X(stride_z)                                                                             \
+  X(stride_y)                                                                             \
+  X(stride_x)                                                                             \
+  X(padding_x)                                                                            \
+  X(dilation_x)                                                                           \
+  X(step_z)         /* of a job's taps along the depth */                                 \
+  X(step_y)         /* and along the height */                                            \
+  X(rows)           /* of a unit */                                                       \
+  X(columns)        /* input columns of a unit, a multiple of 16 */                       \
+  X(run)            /* input's gradient: neighbouring pixels of a thread, 1 or 4 */       \
+  X(out_block)      /* output channels of a block */                                      \
+  X(in_block)       /* input channels of a block; input's gradient: all, in tiles of 8 */ \
+  X(tap_block)      /* taps along the width of a block */                                 \
+  X(gy_rows)        /* of one plane of the box */                                         \
+  X(gy_plane_step)  /* between planes of the box, in the tensor */                        \
+  X(gy_row_step)    /* between rows of the box, in the tensor */                          \
+  X(gy_tap_rows)    /* rows of the box between taps of the height */                      \
+  X(gy_row_advance) /* rows of the box between rows of a unit */                          \
+  X(gy_pitch)       /* elements */                                                        \
+  X(gy_vector)      /* bytes of one copy: 2 (through registers), 4, 8 or 16 */            \
+  X(x_rows)                                                                               \
+  X(x_plane_step)                                                                         \
+  X(x_tap_rows)                                                                           \
+  X(x_pitch)                                                                              \
+  X(x_vector)                                                                             \
+  X(gy_bytes)     /* of a box of grad_output */                                           \
+  X(x_bytes)      /* of a box of the input, none for its own gradient */                  \
+  X(table_bytes)  /* of the lists of rows, before the boxes */                            \
+  X(shared_bytes) /* of a block */                                                        \
+  X(blocks)                                                                               \
   X(jobs)
 
 // Taps of the depth and the height that one block adds up, and where their units lie: unit row q
 // meets grad_output from q * stride + gy_* on, and the input from q + x_* on.
-#define UPCONV_GATHER_JOB_FIELDS(X)                \
-  X(block)  /* the first of the launch */          \
-  X(shares) /* blocks that divide the units */     \
-  X(tap_z)  /* the first tap, */                   \
-  X(taps_z) /* and how many: `step_z` apart */     \
-  X(tap_y)                                         \
-  X(taps_y)                                        \
-  X(gy_z)                                          \
-  X(gy_y)                                          \
-  X(x_z)                                           \
-  X(x_y)                                           \
-  X(count_z) /* unit rows along the depth */       \
-  X(count_y) /* and along the height */            \
+#define UPCONV_GATHER_JOB_FIELDS(X)            \
+  X(block)  /* the first of the launch */      \
+  X(shares) /* blocks that divide the units */ \
+  X(tap_z)  /* the first tap, */               \
+  X(taps_z) /* and how many: `step_z` apart */ \
+  X(tap_y)                                     \
+  X(taps_y)                                    \
+  X(gy_z)                                      \
+  X(gy_y)                                      \
+  X(x_z)                                       \
+  X(x_y)                                       \
+  X(count_z) /* unit rows along the depth */   \
+  X(count_y) /* and along the height */        \
   X(units)   /* over all images, in one channel */
 
 struct GatherJob {

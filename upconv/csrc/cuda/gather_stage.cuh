@@ -7,8 +7,8 @@
 // element, and the gathering keeps up with the memory.
 #pragma once
 
-#include "mma_layout.cuh"
 #include "gather_params.h"
+#include "mma_layout.cuh"
 
 namespace upconv {
 
@@ -86,7 +86,7 @@ struct Unit {
 
 // One row of a box: where it lies from the unit's first one on.
 struct Row {
-  int offset;   // elements
+  int offset;  // elements
   short z, y;
 };
 
@@ -140,9 +140,8 @@ __device__ __forceinline__ void stage_by(const Source<Element>& source, const Ro
     const Row at = next;
     next = list[min(row + step, rows - 1)];
     const bool met =
-        kWhole ||
-        (static_cast<unsigned>(part.z + at.z) < static_cast<unsigned>(source.depth) &&
-         static_cast<unsigned>(part.y + at.y) < static_cast<unsigned>(source.height));
+        kWhole || (static_cast<unsigned>(part.z + at.z) < static_cast<unsigned>(source.depth) &&
+                   static_cast<unsigned>(part.y + at.y) < static_cast<unsigned>(source.height));
     const Element* from = origin + at.offset;
     unsigned char* place = to;
 #pragma unroll 4

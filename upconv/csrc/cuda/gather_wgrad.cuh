@@ -5,7 +5,8 @@
 // product with pixels as K. Its rows are output channels and taps of the width, each a row of
 // grad_output at a shift of its own; its columns are input channels. The other taps, of depth and
 // height, extend one of the two:
-//   by rows of grad_output  a row of grad_output meets those rows of the input that its phase's taps
+//   by rows of grad_output  a row of grad_output meets those rows of the input that its phase's
+//   taps
 //                           lead to: columns are input channels and taps; grad_output is read once
 //   by rows of the input    a row of the input meets one row of grad_output for each tap: rows are
 //                           output channels and taps; the input is read once
@@ -116,15 +117,14 @@ struct Places {
 // The warp's share of a unit's pixels: rows are divided first, then columns.
 template <typename Operand, int kM, int kN>
 __device__ __forceinline__ void multiply_unit(const GatherParams& p,
-                                              const Places<Operand, kM, kN>& places,
-                                              uint32_t gy, uint32_t x, int warp_k, float (&sums)[kM][kN][4]) {
+                                              const Places<Operand, kM, kN>& places, uint32_t gy,
+                                              uint32_t x, int warp_k, float (&sums)[kM][kN][4]) {
   constexpr int kBytes = sizeof(typename Operand::Element), kStep = Operand::kStep;
   const int stride = p.stride_x * kBytes, across = p.columns / kStep;
   const int row_warps = min(p.rows, p.warps_k), column_warps = p.warps_k / row_warps;
   const int first = warp_k / row_warps;
   for (int row = warp_k % row_warps; row < p.rows; row += row_warps) {
-    uint32_t from =
-        gy + row * p.gy_row_advance * p.gy_pitch * kBytes + first * kStep * stride;
+    uint32_t from = gy + row * p.gy_row_advance * p.gy_pitch * kBytes + first * kStep * stride;
     uint32_t with = x + row * p.x_pitch * kBytes + first * kStep * kBytes;
 #pragma unroll 2
     for (int column = first; column < across; column += column_warps) {
@@ -218,15 +218,15 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
     next.advance(p, job);
     mma_ptx::copy_async_commit();
     if (unit < begin) continue;
-    const uint32_t box = mma_ptx::shared_address(memory) + p.table_bytes +
-                         (unit & 1) * (p.gy_bytes + p.x_bytes);
+    const uint32_t box =
+        mma_ptx::shared_address(memory) + p.table_bytes + (unit & 1) * (p.gy_bytes + p.x_bytes);
     multiply_unit<Operand, kM, kN>(p, places, box, box + p.gy_bytes, warp_k, sums);
   }
 
   // The warps that divided the pixels, one after the other, then the workspace.
   const int width = p.warps_n * kN * 8;
-  const int at = (warp_m * kM * 16 + threadIdx.x % 32 / 4) * width + warp_n * kN * 8 +
-                 threadIdx.x % 4 * 2;
+  const int at =
+      (warp_m * kM * 16 + threadIdx.x % 32 / 4) * width + warp_n * kN * 8 + threadIdx.x % 4 * 2;
   float* const gathering = reinterpret_cast<float*>(memory);
   float* const target = p.workspace + static_cast<int64_t>(blockIdx.x) * p.sums;
   mma_ptx::copy_async_wait<0>();
@@ -281,13 +281,13 @@ __global__ void __launch_bounds__(32 * kGatherAddRows)
     if (row < half) rows[32 * row] += rows[32 * (row + half)];
   }
   if (row != 0 || !wanted) return;
-  const int64_t in = static_cast<int64_t>(part.group) * p.in_channels + part.channel_in +
-                     column.channel;
+  const int64_t in =
+      static_cast<int64_t>(part.group) * p.in_channels + part.channel_in + column.channel;
   const int kz = job.tap_z + (line.z + column.z) * p.step_z;
   const int ky = job.tap_y + (line.y + column.y) * p.step_y;
   const int64_t plane = (in * p.out_channels + part.channel_out + line.channel) * p.kernel_z + kz;
-  static_cast<typename Operand::Element*>(p.result)[(plane * p.kernel_y + ky) * p.kernel_x +
-                                                    part.tap + line.x] =
+  static_cast<typename Operand::Element*>(
+      p.result)[(plane * p.kernel_y + ky) * p.kernel_x + part.tap + line.x] =
       Operand::from_float(rows[0]);
 }
 
