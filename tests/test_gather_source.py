@@ -155,9 +155,9 @@ def test_drawn_problems(seed: int, run: Run) -> None:
 
 LAYERS = {
     "bilinear": Problem.of(1, 2, 2, (5, 27), 16, 8, 4, groups=2),
-    "one output": Problem.of(1, 56, 1, (5, 23), 9, 3, 4, 2),
-    "groups": Problem.of(1, 16, 32, (6, 21), (3, 5), (2, 3), (1, 2), 0, (2, 1), 2),
-    "volume": Problem.of(1, 16, 16, (3, 4, 11), (3, 5, 7), 2, (1, 2, 3), 1, 1, 2),
+    "one output": Problem.of(1, 50, 1, (3, 9), (9, 5), 3, (4, 2), 2),
+    "groups": Problem.of(1, 16, 32, (3, 18), (3, 5), (2, 3), (1, 2), 0, (2, 1), 2),
+    "volume": Problem.of(1, 8, 8, (2, 3, 7), (2, 3, 7), 2, (1, 1, 3), 1, 1, 2),
     "signal": Problem.of(1, 4, 4, (300,), 4, 2, 1, groups=2),
     "wide kernel": Problem.of(1, 1, 1, (4, 5), (3, 45), 2, (1, 20)),
     "no output for some rows": Problem.of(1, 2, 3, (5, 6), (2, 3), 1, (3, 2), 0, (4, 1)),
