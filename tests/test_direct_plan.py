@@ -125,7 +125,7 @@ def test_the_same_kernel_can_compute_the_gradient_of_the_input(problem: Problem)
 
 
 def test_gradients_of_few_channels_are_its_own_and_others_are_not() -> None:
-    fsrcnn = Problem.of(8, 56, 1, (256, 256), 9, 3, 4, 2, dtype="bfloat16", direction="grad_input")
+    fsrcnn = Problem.of(8, 56, 1, (256, 256), 9, 3, 4, 2, direction="grad_input")
     grouped = replace(
         Problem.of(8, 32, 32, (12, 24, 48), (3, 5, 7), 2, (1, 2, 3), 1, 1, 4),
         tf32=True,

@@ -10,7 +10,15 @@ import torch
 
 import upconv
 from upconv import ops
-from upconv.planner import direct, direct_igrad, direct_wgrad, sm90, sm90_wgrad
+from upconv.planner import (
+    direct,
+    direct_igrad,
+    direct_wgrad,
+    gather_igrad,
+    gather_wgrad,
+    sm90,
+    sm90_wgrad,
+)
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation, channels_last, dtype
 SWEEP = [
@@ -121,12 +129,14 @@ def direct_gradient_sweep() -> None:
         for name, kernel_name, other, of in (
             ("grad_input", direct_igrad.KERNEL, w, x),
             ("grad_weight", direct_wgrad.KERNEL, x, w),
+            ("grad_input", gather_igrad.KERNEL, w, x),
+            ("grad_weight", gather_wgrad.KERNEL, x, w),
         ):
             with torch.no_grad(), ops.forced(kernel_name):
                 gradient = ops.GRADIENTS[name](y, other, of.shape, *rest)
             torch.cuda.synchronize()
             assert bool(torch.isfinite(gradient).all())
-        print("clean, direct gradients", batch, cin, cout, size, kernel, s, dtype)
+        print("clean, gradients of few channels", batch, cin, cout, size, kernel, s, dtype)
 
 
 def forward_sweep() -> None:

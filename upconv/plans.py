@@ -30,6 +30,8 @@ KERNEL_IDS = {
     "sm90_wgmma_wgrad": 5,
     "direct_wgrad": 6,
     "direct_igrad": 7,
+    "gather_wgrad": 8,
+    "gather_igrad": 9,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

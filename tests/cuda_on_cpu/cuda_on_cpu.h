@@ -160,6 +160,10 @@ T __ldg(const T* at) {
   return *at;
 }
 
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
+}
+inline int __clz(int v) { return v ? __builtin_clz(static_cast<uint32_t>(v)) : 32; }
 inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 inline int __ffs(int v) { return __builtin_ffs(v); }
 template <typename To, typename From>

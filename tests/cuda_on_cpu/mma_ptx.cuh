@@ -23,6 +23,13 @@ inline unsigned char* at(uint32_t address, uint32_t bytes) {
 inline void copy_async16(uint32_t destination, const void* source) {
   cpu::current->open.push_back({at(destination, 16), source, 16});
 }
+template <int kBytes>
+void copy_async(uint32_t destination, const void* source, int valid) {
+  if (reinterpret_cast<uintptr_t>(source) % kBytes) cpu::fail("misaligned copy");
+  unsigned char* const to = at(destination, kBytes);
+  if (valid != kBytes) std::memset(to + valid, 0, static_cast<size_t>(kBytes - valid));
+  cpu::current->open.push_back({to, source, static_cast<size_t>(valid)});
+}
 inline void copy_async_commit() {
   cpu::current->groups.push_back(std::move(cpu::current->open));
   cpu::current->open.clear();
@@ -68,6 +75,16 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 inline void store_shared(uint32_t address, uint4 v) { std::memcpy(at(address, 16), &v, 16); }
 inline void store_shared(uint32_t address, uint32_t v) { std::memcpy(at(address, 4), &v, 4); }
 inline void store_shared(uint32_t address, uint16_t v) { std::memcpy(at(address, 2), &v, 2); }
+inline uint32_t load_shared16(uint32_t address) {
+  uint16_t v;
+  std::memcpy(&v, at(address, 2), 2);
+  return v;
+}
+inline uint32_t load_shared32(uint32_t address) {
+  uint32_t v;
+  std::memcpy(&v, at(address, 4), 4);
+  return v;
+}
 inline void load_shared(uint32_t address, uint32_t (&v)[2]) { std::memcpy(v, at(address, 8), 8); }
 inline void load_shared(uint32_t address, uint32_t (&v)[4]) { std::memcpy(v, at(address, 16), 16); }
 

@@ -36,6 +36,7 @@ SOURCES = {
         "binding/cuda_binding.cpp",
         "cuda/sm90_wgrad_*.cu",
         "cuda/direct_grad_*.cu",
+        "cuda/gather_*.cu",
     ),
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""

@@ -7,7 +7,18 @@ from functools import lru_cache
 from itertools import product
 from math import inf
 
-from . import cpu, cuda_aten, direct, direct_igrad, direct_wgrad, mma, sm90, sm90_wgrad
+from . import (
+    cpu,
+    cuda_aten,
+    direct,
+    direct_igrad,
+    direct_wgrad,
+    gather_igrad,
+    gather_wgrad,
+    mma,
+    sm90,
+    sm90_wgrad,
+)
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
 from .problem import DIRECTIONS, Hardware, Problem
@@ -20,6 +31,8 @@ KERNELS = {
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
     direct_wgrad.KERNEL: direct_wgrad.consider,
     direct_igrad.KERNEL: direct_igrad.consider,
+    gather_wgrad.KERNEL: gather_wgrad.consider,
+    gather_igrad.KERNEL: gather_igrad.consider,
 }
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
@@ -29,6 +42,8 @@ SERVED = {
     sm90_wgrad.KERNEL: ("grad_weight",),
     direct_wgrad.KERNEL: ("grad_weight",),
     direct_igrad.KERNEL: ("grad_input",),
+    gather_wgrad.KERNEL: ("grad_weight",),
+    gather_igrad.KERNEL: ("grad_input",),
 }
 """The directions of the kernels that do not compute the forward pass alone."""
 
@@ -40,6 +55,8 @@ PROVEN = {
     (direct.KERNEL, "grad_input"): ((9, 0),),
     (direct_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct_igrad.KERNEL, "grad_input"): ((9, 0),),
+    (gather_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (gather_igrad.KERNEL, "grad_input"): ((9, 0),),
     (mma.KERNEL, "forward"): ((9, 0),),
 }
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
@@ -97,13 +114,26 @@ def dimension_phases(problem: Problem) -> tuple[tuple[Phase, ...], ...]:
 
 CORE_FLOPS = 2 * 128 * 2.0e9
 """Of a multiprocessor without tensor cores, in a second: two a cycle for each of 128 cores."""
+GATHER_FLOPS = {"float32": 0.7e12, "bfloat16": 1.2e12, "float16": 1.2e12}
+"""Of a multiprocessor by the gather kernels, with many channels: 0.5 and 0.8e12 at best over 20
+layers, since single elements are gathered from shared memory."""
+
+
+def _most_flops(kernel: str, problem: Problem) -> float:
+    """Of a multiprocessor, in a second, for kernels that few layers suit; else infinite."""
+    if kernel == direct.KERNEL:
+        return CORE_FLOPS
+    if kernel in (gather_wgrad.KERNEL, gather_igrad.KERNEL):
+        return GATHER_FLOPS.get(problem.dtype, inf)
+    return inf
 
 
 def _hopeless(kernel: str, problem: Problem, hardware: Hardware) -> str:
     """Why a kernel need not be looked at: its tilings take as long as those of all others."""
-    if kernel != direct.KERNEL or hardware.kind != "cuda":
+    most = _most_flops(kernel, problem)
+    if most == inf or hardware.kind != "cuda":
         return ""
-    least = problem.flops / CORE_FLOPS / hardware.multiprocessors * 1e6
+    least = problem.flops / most / hardware.multiprocessors * 1e6
     aten = _aten(problem, hardware).microseconds
     if least < aten:
         return ""

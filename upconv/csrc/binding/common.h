@@ -39,7 +39,9 @@ enum KernelId : int64_t {
   kDirectFprop = 4,
   kSm90WgmmaWgrad = 5,
   kDirectWgrad = 6,
-  kDirectIgrad = 7
+  kDirectIgrad = 7,
+  kGatherWgrad = 8,
+  kGatherIgrad = 9
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

@@ -15,6 +15,7 @@
 #include "common.h"
 #include "cuda/direct_grad_launch.h"
 #include "cuda/direct_launch.h"
+#include "cuda/gather_launch.h"
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
@@ -305,6 +306,65 @@ inline CudaKernel direct_igrad_kernel() {
 }
 
 // ------------------------------------------------------------------------------------------------
+// The mma.sync kernels for the gradients
+
+inline CudaKernel::Prepared read_gather(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<GatherParams>();
+  if (!read_gather_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const bool by_weight = call.direction == kGradWeight;
+  const int64_t in[] = {plan->in_channels * call.groups, plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_channels * call.groups, plan->out_d, plan->out_h, plan->out_w};
+  const int64_t *from = by_weight ? in : out, *to = by_weight ? out : in;
+  const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool fits =
+      !call.channels_last && by_weight == (plan->by_weight != 0) && plan->batch == call.batch &&
+      plan->groups == call.groups && from[0] == call.in_channels && to[0] == call.out_channels &&
+      std::equal(from + 1, from + 4, call.in) && std::equal(to + 1, to + 4, call.out) &&
+      std::equal(kernel, kernel + 3, call.kernel);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel gather_wgrad_kernel() {
+  CudaKernel kernel{kGatherWgrad,
+                    "the mma.sync kernel for the weight's gradient",
+                    1,  // copies as much at a time as the tensors' places allow
+                    read_gather,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  kernel.launch = [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+    GatherParams params = *static_cast<const GatherParams*>(plan);
+    params.other = operands.input;
+    params.gy = operands.weight;
+    params.result = operands.output;
+    params.workspace = static_cast<float*>(operands.workspace);
+    return gather_grad(params, stream);
+  };
+  kernel.workspace_bytes = [](const void* plan) {
+    return gather_workspace_bytes(*static_cast<const GatherParams*>(plan));
+  };
+  return kernel;
+}
+
+inline CudaKernel gather_igrad_kernel() {
+  return {kGatherIgrad,
+          "the mma.sync kernel for the input's gradient",
+          1,
+          read_gather,
+          nullptr,
+          nullptr,
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            GatherParams params = *static_cast<const GatherParams*>(plan);
+            params.other = operands.weight;
+            params.gy = operands.input;
+            params.result = operands.output;
+            return gather_grad(params, stream);
+          }};
+}
+
+// ------------------------------------------------------------------------------------------------
 
 // Every kernel of this library: those for the gradient of the weight, or all others.
 inline const std::vector<CudaKernel>& cuda_kernels() {
@@ -314,6 +374,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       wgrad_kernel(),
 #endif
       direct_wgrad_kernel(),
+      gather_wgrad_kernel(),
 #else
 #ifdef UPCONV_SM90
       sm90_kernel(),
@@ -321,6 +382,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       mma_kernel(),
       direct_kernel(),
       direct_igrad_kernel(),
+      gather_igrad_kernel(),
 #endif
   };
   return kernels;

@@ -2,18 +2,12 @@
 // call.
 #pragma once
 
-// The library without the weight's gradient is built with -DUPCONV_WGRAD=0, the one for it with 1.
-#if !defined(UPCONV_WGRAD) || UPCONV_WGRAD
-#define UPCONV_WITH_WGRAD 1
-#else
-#define UPCONV_WITH_WGRAD 0
-#endif
-
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
 #include "direct_grad_params.h"
+#include "parts.h"
 
 namespace upconv {
 

@@ -16,6 +16,21 @@ __device__ __forceinline__ void copy_async16(uint32_t destination, const void* s
                : "memory");
 }
 
+// The first `valid` bytes of kBytes, and zeros for the rest.
+template <int kBytes>
+__device__ __forceinline__ void copy_async(uint32_t destination, const void* source, int valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16, "cp.async takes 4, 8 or 16 bytes");
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(destination), "l"(source),
+                 "n"(kBytes), "r"(valid)
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void copy_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -80,6 +95,18 @@ __device__ __forceinline__ void store_shared(uint32_t address, uint32_t v) {
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint16_t v) {
   asm volatile("st.shared.b16 [%0], %1;" ::"r"(address), "h"(v) : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_shared16(uint32_t address) {
+  uint16_t v;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(address) : "memory");
+  return v;
+}
+
+__device__ __forceinline__ uint32_t load_shared32(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
 }
 
 __device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&v)[2]) {

@@ -1,0 +1,11 @@
+// The mma.sync kernels for the gradients of float16 tensors; a file of its own so that the three
+// compile side by side.
+#include "gather_launch.cuh"
+
+namespace upconv {
+
+cudaError_t gather_fp16(const GatherParams& p, cudaStream_t stream) {
+  return launch_gather_grad<gather::Fp16>(p, stream);
+}
+
+}  // namespace upconv

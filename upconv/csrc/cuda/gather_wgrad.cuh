@@ -1,0 +1,294 @@
+// The gradient of the weight on mma.sync, for groups of few channels, few channels on either side
+// and depthwise layers.
+//
+// gw[ci][co][tap] is a sum over pixels of x[ci][pixel] * gy[co][place of (pixel, tap)]: a matrix
+// product with pixels as K. Its rows are output channels and taps of the width, each a row of
+// grad_output at a shift of its own; its columns are input channels. The other taps, of depth and
+// height, extend one of the two:
+//   by rows of grad_output  a row of grad_output meets those rows of the input that its phase's
+//   taps
+//                           lead to: columns are input channels and taps; grad_output is read once
+//   by rows of the input    a row of the input meets one row of grad_output for each tap: rows are
+//                           output channels and taps; the input is read once
+// Every product of such a tile is one of the gradient's, whatever stride and dilation are.
+//
+// Blocks that share a job leave their sums in the workspace; a second kernel adds them in a fixed
+// order. No atomics: the same inputs give the same bits.
+#pragma once
+
+#include "gather_stage.cuh"
+
+namespace upconv::gather {
+
+// The part of the launch that a block has.
+struct WeightPart {
+  int job, share, group;
+  int channel_out, channel_in, tap;  // the first of each
+
+  __device__ WeightPart(const GatherParams& p, int block) {
+    for (job = 0; job + 1 < p.jobs && block >= p.job[job + 1].block;) ++job;
+    block -= p.job[job].block;
+    share = block % p.job[job].shares;
+    block /= p.job[job].shares;
+    tap = block % p.tap_blocks * p.tap_block;
+    block /= p.tap_blocks;
+    channel_in = block % p.in_blocks * p.in_block;
+    block /= p.in_blocks;
+    channel_out = block % p.out_blocks * p.out_block;
+    group = block / p.out_blocks;
+  }
+};
+
+// A row of the product: output channel and tap, counted from the block's first ones on.
+struct ProductRow {
+  int channel, z, y, x;
+
+  __device__ ProductRow(const GatherParams& p, const GatherJob& job, int index) : z(0), y(0) {
+    x = index % p.tap_block;
+    index /= p.tap_block;
+    if (p.by_input) {
+      y = index % job.taps_y;
+      index /= job.taps_y;
+      z = index % job.taps_z;
+      index /= job.taps_z;
+    }
+    channel = index;
+  }
+
+  __device__ bool exists(const GatherParams& p, const WeightPart& part) const {
+    return channel < min(p.out_block, p.out_channels - part.channel_out) &&
+           x < min(p.tap_block, p.kernel_x - part.tap);
+  }
+};
+
+struct ProductColumn {
+  int channel, z, y;
+
+  __device__ ProductColumn(const GatherParams& p, const GatherJob& job, int index) : z(0), y(0) {
+    if (!p.by_input) {
+      y = index % job.taps_y;
+      index /= job.taps_y;
+      z = index % job.taps_z;
+      index /= job.taps_z;
+    }
+    channel = index;
+  }
+
+  __device__ bool exists(const GatherParams& p, const WeightPart& part) const {
+    return channel < min(p.in_block, p.in_channels - part.channel_in);
+  }
+};
+
+// --- Multiply --------------------------------------------------------------------------------
+
+// The rows and columns that a lane reads, as places in the boxes. What does not exist is the first
+// one once more; its sums are not stored.
+template <typename Operand, int kM, int kN>
+struct Places {
+  int rows[kM][2], columns[kN];
+
+  __device__ Places(const GatherParams& p, const GatherJob& job, const WeightPart& part, int warp_m,
+                    int warp_n) {
+    constexpr int kBytes = sizeof(typename Operand::Element);
+    const int lane = threadIdx.x % 32;
+    const int each = p.gy_vector / kBytes;
+    const int skip = first_output(p, 0, part.tap) & (each - 1);
+    const int planes = p.by_input ? job.taps_z : 1;
+#pragma unroll
+    for (int i = 0; i < 2 * kM; ++i) {
+      ProductRow row(p, job, (warp_m * kM + i / 2) * 16 + i % 2 * 8 + lane / 4);
+      if (!row.exists(p, part)) row.channel = row.z = row.y = row.x = 0;
+      const int line = (row.channel * planes + row.z) * p.gy_rows + row.y * p.gy_tap_rows;
+      const int column = row.x * p.dilation_x + skip + lane % 4 * Operand::kPixels * p.stride_x;
+      rows[i / 2][i % 2] = (line * p.gy_pitch + column) * kBytes;
+    }
+    const int taps = p.by_input ? 1 : job.taps_y;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      ProductColumn column(p, job, (warp_n * kN + i) * 8 + lane / 4);
+      if (!column.exists(p, part)) column.channel = column.z = column.y = 0;
+      const int line = (column.channel * (p.by_input ? 1 : job.taps_z) + column.z) * p.x_rows +
+                       (taps - 1 - column.y) * p.x_tap_rows;
+      columns[i] = (line * p.x_pitch + lane % 4 * Operand::kPixels) * kBytes;
+    }
+  }
+};
+
+// The warp's share of a unit's pixels: rows are divided first, then columns.
+template <typename Operand, int kM, int kN>
+__device__ __forceinline__ void multiply_unit(const GatherParams& p,
+                                              const Places<Operand, kM, kN>& places, uint32_t gy,
+                                              uint32_t x, int warp_k, float (&sums)[kM][kN][4]) {
+  constexpr int kBytes = sizeof(typename Operand::Element), kStep = Operand::kStep;
+  const int stride = p.stride_x * kBytes, across = p.columns / kStep;
+  const int row_warps = min(p.rows, p.warps_k), column_warps = p.warps_k / row_warps;
+  const int first = warp_k / row_warps;
+  for (int row = warp_k % row_warps; row < p.rows; row += row_warps) {
+    uint32_t from = gy + row * p.gy_row_advance * p.gy_pitch * kBytes + first * kStep * stride;
+    uint32_t with = x + row * p.x_pitch * kBytes + first * kStep * kBytes;
+#pragma unroll 2
+    for (int column = first; column < across; column += column_warps) {
+      uint32_t b[kN][2];
+#pragma unroll
+      for (int n = 0; n < kN; ++n) {
+        mma_ptx::load_shared(with + places.columns[n], b[n]);
+        Operand::prepare(b[n]);
+      }
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        uint32_t a[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t at = from + places.rows[m][i], next = at + Operand::kPer * stride;
+          a[i] = gathered<Operand>(at, at + stride);
+          a[i + 2] = gathered<Operand>(next, next + stride);
+        }
+#pragma unroll
+        for (int n = 0; n < kN; ++n) Operand::multiply(sums[m][n], a, b[n]);
+      }
+      from += column_warps * kStep * stride;
+      with += column_warps * kStep * kBytes;
+    }
+  }
+}
+
+// --- The kernel ------------------------------------------------------------------------------
+
+// Large tiles have 4 warps and 168 registers.
+template <int kM, int kN>
+constexpr bool kLargeTile = kM * kN > 16;
+
+template <typename Operand, int kM, int kN>
+__global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
+                                  (kLargeTile<kM, kN> ? 3 : 2))
+    gather_wgrad_kernel(const __grid_constant__ GatherParams p) {
+  using Element = typename Operand::Element;
+  constexpr int kBytes = sizeof(Element);
+  unsigned char* const memory = shared_memory();
+  const WeightPart part(p, blockIdx.x);
+  const GatherJob& job = p.job[part.job];
+  const int warp = threadIdx.x / 32;
+  const int warp_k = warp / (p.warps_m * p.warps_n);
+  const int warp_m = warp % p.warps_m, warp_n = warp / p.warps_m % p.warps_n;
+
+  const int out_count = min(p.out_block, p.out_channels - part.channel_out);
+  const int in_count = min(p.in_block, p.in_channels - part.channel_in);
+  const int gy_planes = p.by_input ? job.taps_z : 1, x_planes = p.by_input ? 1 : job.taps_z;
+  const int gy_lines = out_count * gy_planes * p.gy_rows, x_lines = in_count * x_planes * p.x_rows;
+  Row* const gy_list = reinterpret_cast<Row*>(memory);
+  Row* const x_list = gy_list + gy_lines;
+  list_rows(gy_list, out_count, gy_planes, p.gy_rows, p.gy_plane_step, p.gy_row_step, p.out_plane,
+            p.out_h, p.out_w);
+  list_rows(x_list, in_count, x_planes, p.x_rows, p.x_plane_step, 1, p.in_plane, p.in_h, p.in_w);
+
+  const int64_t all_out = static_cast<int64_t>(p.groups) * p.out_channels;
+  const int64_t all_in = static_cast<int64_t>(p.groups) * p.in_channels;
+  const Source<Element> outputs{
+      static_cast<const Element*>(p.gy) +
+          (static_cast<int64_t>(part.group) * p.out_channels + part.channel_out) * p.out_plane,
+      all_out * p.out_plane, p.out_d, p.out_h, p.out_w};
+  const Source<Element> inputs{
+      static_cast<const Element*>(p.other) +
+          (static_cast<int64_t>(part.group) * p.in_channels + part.channel_in) * p.in_plane,
+      all_in * p.in_plane, p.in_d, p.in_h, p.in_w};
+  const int taps = min(p.tap_block, p.kernel_x - part.tap);
+  const int out_columns = (p.columns - 1) * p.stride_x + (taps - 1) * p.dilation_x + 1;
+
+  const auto load = [&](const Unit& unit, int slot) {
+    unsigned char* const box = memory + p.table_bytes + slot * (p.gy_bytes + p.x_bytes);
+    stage(outputs, gy_list, gy_lines, unit.image, unit.z * p.stride_z + job.gy_z,
+          unit.y * p.stride_y + job.gy_y, first_output(p, unit.x, part.tap), out_columns,
+          p.gy_vector, box, p.gy_pitch * kBytes);
+    stage(inputs, x_list, x_lines, unit.image, unit.z + job.x_z, unit.y + job.x_y, unit.x,
+          p.columns, p.x_vector, box + p.gy_bytes, p.x_pitch * kBytes);
+  };
+
+  const Places<Operand, kM, kN> places(p, job, part, warp_m, warp_n);
+  float sums[kM][kN][4];
+#pragma unroll
+  for (int i = 0; i < kM * kN * 4; ++i) sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
+
+  // While a unit is multiplied the next one is on its way; before the first there is only that.
+  const int units = (job.units + job.shares - 1) / job.shares;
+  const int begin = min(part.share * units, job.units), end = min(begin + units, job.units);
+  Unit next(p, job, begin);
+  for (int unit = begin - 1; unit < end; ++unit) {
+    wait_for_unit();
+    if (unit + 1 < end) load(next, (unit + 1) & 1);
+    next.advance(p, job);
+    mma_ptx::copy_async_commit();
+    if (unit < begin) continue;
+    const uint32_t box =
+        mma_ptx::shared_address(memory) + p.table_bytes + (unit & 1) * (p.gy_bytes + p.x_bytes);
+    multiply_unit<Operand, kM, kN>(p, places, box, box + p.gy_bytes, warp_k, sums);
+  }
+
+  // The warps that divided the pixels, one after the other, then the workspace.
+  const int width = p.warps_n * kN * 8;
+  const int at =
+      (warp_m * kM * 16 + threadIdx.x % 32 / 4) * width + warp_n * kN * 8 + threadIdx.x % 4 * 2;
+  float* const gathering = reinterpret_cast<float*>(memory);
+  float* const target = p.workspace + static_cast<int64_t>(blockIdx.x) * p.sums;
+  mma_ptx::copy_async_wait<0>();
+  for (int turn = p.warps_k - 1; turn >= 0; --turn) {
+    __syncthreads();
+    if (warp_k != turn) continue;
+#pragma unroll
+    for (int i = 0; i < kM * kN * 4; ++i) {
+      const int m = i / (4 * kN), n = i / 4 % kN;
+      const int place = at + (m * 16 + i % 4 / 2 * 8) * width + n * 8 + i % 2;
+      float sum = sums[m][n][i % 4];
+      if (turn != p.warps_k - 1) sum += gathering[place];
+      (turn == 0 ? target : gathering)[place] = sum;
+    }
+  }
+}
+
+// --- The sum of all blocks -------------------------------------------------------------------
+
+constexpr int kGatherAddRows = 16;
+
+// A block takes 32 neighbouring sums of a part of the weight; thread row r adds those of blocks r,
+// r + 16, ..., then the rows are added as a tree.
+template <typename Operand>
+__global__ void __launch_bounds__(32 * kGatherAddRows)
+    gather_wgrad_add(const __grid_constant__ GatherParams p) {
+  unsigned char* const memory = shared_memory();
+  const int row = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int pieces = (p.sums + 31) / 32;
+  const int index = blockIdx.x % pieces * 32 + lane;
+  const int parts = p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
+  const GatherJob& job = p.job[blockIdx.x / pieces / parts];
+  const int block = job.block + blockIdx.x / pieces % parts * job.shares;
+  const WeightPart part(p, block);
+  const int width = p.warps_n * p.tiles_n * 8;
+  const ProductRow line(p, job, index / width);
+  const ProductColumn column(p, job, index % width);
+  const bool wanted = index < p.sums && line.exists(p, part) && column.exists(p, part);
+  float sum = 0.f;
+  if (wanted) {
+    const float* const source = p.workspace + static_cast<int64_t>(block) * p.sums + index;
+#pragma unroll 4
+    for (int i = row; i < job.shares; i += kGatherAddRows) {
+      sum += source[static_cast<int64_t>(i) * p.sums];
+    }
+  }
+  float* const rows = reinterpret_cast<float*>(memory) + lane;
+  rows[32 * row] = sum;
+#pragma unroll
+  for (int half = kGatherAddRows / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (row < half) rows[32 * row] += rows[32 * (row + half)];
+  }
+  if (row != 0 || !wanted) return;
+  const int64_t in =
+      static_cast<int64_t>(part.group) * p.in_channels + part.channel_in + column.channel;
+  const int kz = job.tap_z + (line.z + column.z) * p.step_z;
+  const int ky = job.tap_y + (line.y + column.y) * p.step_y;
+  const int64_t plane = (in * p.out_channels + part.channel_out + line.channel) * p.kernel_z + kz;
+  static_cast<typename Operand::Element*>(
+      p.result)[(plane * p.kernel_y + ky) * p.kernel_x + part.tap + line.x] =
+      Operand::from_float(rows[0]);
+}
+
+}  // namespace upconv::gather
