@@ -18,8 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wgrad_references import any_plan, box_problems, expected, problems
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
-from upconv.planner.sm90_wgrad import FIXED_BYTES
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_chunks
 from upconv.planner.sm90_wgrad_jobs import FORMS, Form
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +87,7 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     unit = 1024 if plan.slab else 128
     stage = -(-chunk // unit) * unit
     assert plan.stage_bytes == stage
-    assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
+    assert sm90_wgrad_chunks.FIXED_BYTES + plan.stages * stage <= 227 * 1024
     assert plan.stages <= emulator.header_constant("kWgradMaxStages")
     assert len(plan.jobs) <= emulator.header_constant("kWgradJobs")
     extra = max(job["extra_rows"] for job in plan.jobs)
@@ -140,7 +139,7 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
     found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+), (\d+)\)", macro)
     assert tuple(tuple(map(int, form)) for form in found) == FORMS
     for name in ("Jobs", "Planes", "Runs"):
-        expected = getattr(sm90_wgrad, f"MAX_{name.upper()}")
+        expected = getattr(sm90_wgrad_chunks, f"MAX_{name.upper()}")
         assert emulator.header_constant(f"kWgrad{name}") == expected
 
 
@@ -219,11 +218,11 @@ def test_both_sides_agree_on_shared_memory(tmp_path: Path) -> None:
     command += ["--expt-relaxed-constexpr", "-o", str(tmp_path / "sizes")]
     subprocess.run([*command, str(tmp_path / "sizes.cu")], check=True, timeout=300)
     *lines, fixed = subprocess.check_output([str(tmp_path / "sizes")], text=True).split("\n")[:-1]
-    assert int(fixed) == FIXED_BYTES
+    assert int(fixed) == sm90_wgrad_chunks.FIXED_BYTES
     for line in lines:
         element, pairs, n, unit_bytes = map(int, line.split())
         form = Form(2, n, 1, 1, bool(pairs), element, 2)
-        assert sm90_wgrad.unit_bytes(form) == unit_bytes, line
+        assert sm90_wgrad_chunks.unit_bytes(form) == unit_bytes, line
 
 
 @pytest.mark.slow

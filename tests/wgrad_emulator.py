@@ -28,7 +28,7 @@ class Plan:
             names = ("shift_y", "extra_rows", "planes", "consumers", "workers")
             job: dict[str, object] = dict(take(*names))
             planes = [
-                take("channel", "depth", "phase_y", "phase_x", "start")
+                take("channel", "depth", "phase_y", "phase_x", "start", "sum")
                 for _ in range(header_constant("kWgradPlanes"))
             ]
             job["plane"] = planes[: self.field["planes"]]

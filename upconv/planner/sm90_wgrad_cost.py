@@ -18,7 +18,7 @@ from .problem import Problem
 from .sm90_cost import CLOCK_MHZ, DRAM_BYTES
 
 if TYPE_CHECKING:
-    from .sm90_wgrad import Chunk
+    from .sm90_wgrad_chunks import Chunk
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
@@ -50,6 +50,8 @@ LAUNCH_MICROSECONDS = 12.0
 ADD_BYTES = 2.5e6
 """Partial sums read or written in a microsecond."""
 MAX_WORKSPACE = 64 * 2**20
+SUMS_SHARE = {2: 1.03, 4: 1.05}
+"""How much longer it takes with the bias's gradient, by the bytes of an element."""
 
 
 @dataclass(frozen=True)

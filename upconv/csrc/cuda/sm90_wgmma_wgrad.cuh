@@ -30,7 +30,8 @@
 //        consumers   C warpgroups, each with its own taps or channels, on the same chunks
 // Pipelines: raw[stage]    the input's bytes, where producers have yet to change their order
 //            full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
-//            empty[stage]  each consumer arrives once  -> producers may fill again
+//            empty[stage]  each consumer arrives once, and each warp of the producers where they
+//                          add up the bias's gradient  -> producers may fill again
 #pragma once
 
 #include "sm90_wgrad_consumer.cuh"
@@ -52,9 +53,11 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(memory);
   if (threadIdx.x == 0) {
+    // Producers that add up a chunk give it back as well, each warp once.
+    const int readers = C + (p.job[Share(p).job].sums > 0 ? kProducers / 32 : 0);
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
-      ptx::barrier_init(shared.empty + 8 * i, C);
+      ptx::barrier_init(shared.empty + 8 * i, readers);
       ptx::barrier_init(shared.raw + 8 * i, 1);
     }
     ptx::barrier_init_fence();
@@ -74,9 +77,10 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
-    // TF32 has a consumer for what the TMA has rounded: 3 of 4 instructions of a window less.
+    // TF32 has a consumer for what the TMA has rounded: 3 of 4 instructions of a window less. For
+    // the bias's gradient it does not round.
     constexpr bool kRounds = sizeof(typename Operand::Element) == 4;
-    if (kRounds && boxes(p)) {
+    if (kRounds && boxes(p) && !p.sums) {
       Consumer<Operand, N, G, T, kPairs, kRounds>(p, shared, c).run(c);
     } else {
       Consumer<Operand, N, G, T, kPairs, false>(p, shared, c).run(c);
@@ -90,6 +94,8 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
 template <typename Operand>
 __global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ WgradParams p) {
   const int half = p.tile_n / 2, sums = p.groups * p.run * half;
+  const int weights = p.jobs * p.channel_blocks * p.consumers * sums;
+  if (blockIdx.x >= weights) return add_bias<Operand>(p, blockIdx.x - weights);
   int rest = blockIdx.x;
   const int i = rest % sums;
   rest /= sums;

@@ -16,6 +16,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
+  plan->sums = false;
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
   wgrad::describe_operand(plan);
@@ -26,12 +27,19 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
          {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers, &job.workers})
       *field = static_cast<int16_t>(take());
     if (job.workers < plan->workers) return false;
+    job.sums = job.sum_channel = 0;
     job.more = static_cast<int16_t>(more);
     more += job.workers - plan->workers;
     for (WgradPlane& plane : job.plane) {
       for (int16_t* field :
-           {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start})
+           {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start, &plane.sum})
         *field = static_cast<int16_t>(take());
+      if (plane.sum == 0) continue;
+      // One register adds up all planes of a job.
+      if (job.sums > 0 && job.sum_channel != plane.channel) return false;
+      ++job.sums;
+      job.sum_channel = plane.channel;
+      plan->sums = true;
     }
     for (auto& warps : job.run) {
       for (WgradRun& run : warps) {
@@ -42,13 +50,15 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
       }
     }
   }
-  return at == length;
+  const int64_t sums = plan->groups * plan->run * (plan->tile_n / 2) * 128;
+  plan->bias_at = wgrad_blocks(*plan) * plan->consumers * sums;
+  // The producers add up what lies in shared memory in the TMA's order.
+  return at == length && (!plan->sums || wgrad::slabs(*plan));
 }
 
 int64_t wgrad_workspace_bytes(const WgradParams& plan) {
-  const int64_t blocks = wgrad_blocks(plan);
-  const int64_t sums = plan.groups * plan.run * (plan.tile_n / 2) * 128;
-  return blocks * plan.consumers * sums * static_cast<int64_t>(sizeof(float));
+  const int64_t bias = plan.sums ? wgrad_blocks(plan) * wgrad::kProducers : 0;
+  return (plan.bias_at + bias) * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t sm90_wgrad(const WgradParams& plan, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 
 #include "sm90_wgrad_places.cuh"
 #include "sm90_wgrad_slabs.cuh"
+#include "sm90_wgrad_sums.cuh"
 
 namespace upconv::wgrad {
 
@@ -372,13 +373,11 @@ struct Producer {
   // Hands the oldest chunk on its way over to the consumers. `kSlabs`: the TMA brings the input,
   // and then grad_output as well.
   template <bool kSlabs>
-  __device__ __forceinline__ void hand_over(Slot& oldest) const {
+  __device__ __forceinline__ void hand_over(const Slot& oldest) const {
     const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
     if constexpr (kSlabs) {
-      if constexpr (Layout::kWoven) {
-        ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
-        weave_slabs<Operand, N, kPairs>(p, stage);
-      }
+      ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
+      weave_slabs<Operand, N, kPairs>(p, stage);
     } else if (squares()) {
       __syncwarp();
       weave(stage + woven);
@@ -387,7 +386,6 @@ struct Producer {
     }
     ptx::fence_async_proxy();
     ptx::barrier_arrive(shared.full + 8 * oldest.index());
-    oldest.advance(p.stages);
   }
 
   __device__ __forceinline__ void wait_for_oldest() const {
@@ -431,8 +429,15 @@ struct Producer {
   __device__ __forceinline__ void walk() const {
     Slot newest, oldest;
     int count = 0;
-    // What the TMA brings as it is read needs nobody who waits for it.
-    const int lag = kSlabs && !Layout::kWoven ? 0 : p.lag;
+    Sums<Operand> sums(p, shared, job);
+    const bool adds = kSlabs && job.sums > 0;
+    // What the TMA brings as it is read is handed over at once.
+    constexpr bool kDirect = kSlabs && !Layout::kWoven;
+    const auto finish = [&] {
+      if constexpr (!kDirect) hand_over<kSlabs>(oldest);
+      if (adds) sums.add(oldest);
+      oldest.advance(p.stages);
+    };
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
       from += unit.rows;
@@ -450,17 +455,21 @@ struct Producer {
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
         start_chunk<kSlabs>(newest, unit, i);
+        if (adds) sums.note(newest.index(), unit, i, share.channel / N);
+        if constexpr (kDirect) ptx::barrier_arrive(shared.full + 8 * newest.index());
         newest.advance(p.stages);
-        if (count == lag) {
-          if constexpr (!kSlabs) wait_for_oldest();
-          hand_over<kSlabs>(oldest);
-        } else {
+        if (kDirect && !adds) continue;
+        if (count < p.lag) {
           ++count;
+          continue;
         }
+        if constexpr (!kSlabs) wait_for_oldest();
+        finish();
       }
     }
     if constexpr (!kSlabs) ptx::copy_async_wait<0>();
-    for (; count > 0; --count) hand_over<kSlabs>(oldest);
+    for (; count > 0; --count) finish();
+    if (adds) sums.store();
   }
 
   // With a loop of its own what copies need takes no registers: there are 56 to 88.
