@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -67,3 +68,14 @@ def test_the_gradient_of_the_bias_comes_with_it(
     library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
 ) -> None:
     check(library, problem, any_plan(problem, multiprocessors, rng, bias=True), bias=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [(400, 128), (512, 100)])
+def test_many_weights_are_written_in_rows(
+    library: ctypes.CDLL, dtype: str, channels: tuple[int, int]
+) -> None:
+    """Of 8 input and 64 output channels each, the last of them incomplete."""
+    problem = Problem.of(1, *channels, (1, 8), (2, 2), 2, dtype=dtype, tf32=True)
+    problem = replace(problem, direction="grad_weight")
+    check(library, problem, any_plan(problem, 7, Random(0)))

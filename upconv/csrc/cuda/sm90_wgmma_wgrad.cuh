@@ -34,6 +34,7 @@
 //                          add up the bias's gradient  -> producers may fill again
 #pragma once
 
+#include "sm90_wgrad_add.cuh"
 #include "sm90_wgrad_consumer.cuh"
 #include "sm90_wgrad_producers.cuh"
 
@@ -86,43 +87,6 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
       Consumer<Operand, N, G, T, kPairs, false>(p, shared, c).run(c);
     }
   }
-}
-
-// --- Adding up -------------------------------------------------------------------------------
-
-// One thread an accumulator: its sums of all workers, in order, to its place in the weight.
-template <typename Operand>
-__global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ WgradParams p) {
-  const int half = p.tile_n / 2, sums = p.groups * p.run * half;
-  const int weights = p.jobs * p.channel_blocks * p.consumers * sums;
-  if (blockIdx.x >= weights) return add_bias<Operand>(p, blockIdx.x - weights);
-  int rest = blockIdx.x;
-  const int i = rest % sums;
-  rest /= sums;
-  const int c = rest % p.consumers;
-  rest /= p.consumers;
-  const int number = rest % p.jobs, channels = rest / p.jobs;
-  const WgradJob& job = p.job[number];
-  const int first_in = channels * p.tile_n;
-  const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x / 32];
-  const int tap = i / half % p.run;
-  if (c >= job.consumers || tap >= run.count) return;
-  const int64_t block_sums = static_cast<int64_t>(p.consumers) * sums * 128;
-  const float* source = p.workspace + static_cast<int64_t>(c * sums + i) * 128 + threadIdx.x;
-  float sum = 0.f;
-#pragma unroll 8
-  for (int worker = 0; worker < job.workers; ++worker)
-    sum += source[block_of(p, worker, number, channels) * block_sums];
-  const int r = i % half, lane = threadIdx.x % 32;
-  const int out = channel_of_row(p, run.channel + lane / 4 + r / 2 % 2 * 8);
-  const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
-  if (out >= p.out_channels || in >= p.in_channels) return;
-  // What pairs channels of different groups is not stored.
-  const int group = out / p.out_group;
-  if (group != in / p.in_group) return;
-  static_cast<typename Operand::Element*>(
-      p.gw)[(static_cast<int64_t>(in - group) * p.out_group + out) * p.taps + run.tap +
-            tap * p.tap_step] = Operand::from_float(sum);
 }
 
 }  // namespace upconv::wgrad

@@ -84,11 +84,9 @@ template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
   auto add = wgrad::sm90_wgrad_add<Operand>;
-  constexpr int kThreads = 128 * (C + 1), kAddThreads = 128, kAddBytes = 4 * kAddThreads;
-  const int bytes = wgrad::shared_bytes(p), kinds = p.jobs * p.channel_blocks;
-  const int blocks = wgrad_blocks(p);
-  const int add_blocks =
-      kinds * C * G * T * (N / 2) + (p.sums ? (p.out_channels + 15) / 16 * 16 : 0);
+  constexpr int kThreads = 128 * (C + 1), kAddThreads = wgrad::kAddThreads;
+  const int bytes = wgrad::shared_bytes(p), blocks = wgrad_blocks(p);
+  const int add_blocks = wgrad::add_blocks(p), add_bytes = wgrad::add_bytes(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -98,7 +96,7 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  add<<<add_blocks, kAddThreads, kAddBytes, stream>>>(p);
+  add<<<add_blocks, kAddThreads, add_bytes, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -442,6 +442,7 @@ struct Producer {
       const Unit unit(p, from, share.end);
       from += unit.rows;
       if constexpr (kSlabs) {
+        if (adds) sums.begin(unit);
         find_slab(unit);
       } else {
         find_input(unit);
@@ -455,7 +456,7 @@ struct Producer {
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
         start_chunk<kSlabs>(newest, unit, i);
-        if (adds) sums.note(newest.index(), unit, i, share.channel / N);
+        if (adds) sums.note(newest.index(), unit.row, i, share.channel / N);
         if constexpr (kDirect) ptx::barrier_arrive(shared.full + 8 * newest.index());
         newest.advance(p.stages);
         if (kDirect && !adds) continue;
