@@ -66,6 +66,19 @@ def test_every_kind_of_box_brings_grad_output(problem: Problem, rng: Random) -> 
     check_emulated(problem, any_plan(problem, 2, rng, boxes=True))
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_every_element_is_added_to_the_bias_once(problem: Problem, sms: int, rng: Random) -> None:
+    problem = replace(problem, batch=min(problem.batch, 3))
+    params = any_plan(problem, sms, rng, bias=True)
+    gy = np.random.default_rng(0).standard_normal(
+        (problem.batch, problem.out_channels, *problem.out_size)
+    )
+    deep = gy.reshape(*gy.shape[:2], *(1,) * (3 - problem.ndim), *gy.shape[2:])
+    wanted = gy.sum(tuple(i for i in range(gy.ndim) if i != 1))
+    np.testing.assert_allclose(emulator.bias(params, deep), wanted, rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
 def test_every_plan_keeps_the_limits_of_the_kernel(
@@ -197,7 +210,7 @@ SIZES = """
 using namespace upconv;
 template <typename Operand, bool kPairs>
 void print() {
-  using Layout = wgrad::Shape<Operand, kPairs>;
+  using Layout = wgrad::Shape<Operand, kPairs, 2>;
   for (int n : {32, 48, 64, 128})
     std::printf("%d %d %d %d\\n", Layout::kElement, kPairs, n,
                 Layout::kVectors * Layout::vector_step(n));

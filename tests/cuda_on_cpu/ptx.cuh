@@ -121,20 +121,6 @@ inline void wgmma_fence() { warpgroup_sync(0); }  // the four warps of a warpgro
 inline void wgmma_commit() { warpgroup_sync(0); }
 template <int>
 void wgmma_wait() {}
-// Numbers are bfloat16 whatever the kernel takes them for.
-template <bool>
-void add_rows(float (&d)[4], const uint32_t (&a)[4]) {
-  static uint32_t shown[1024][4];
-  std::copy(a, a + 4, shown[threadIdx.x]);
-  __syncwarp();
-  for (int lane = 0; lane < 4; ++lane)
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t two = shown[threadIdx.x / 4 * 4 + lane][i];
-      const float sum = float_of(two << 16) + float_of(two & 0xffff0000u);
-      d[i % 2 * 2] += sum, d[i % 2 * 2 + 1] += sum;
-    }
-  __syncwarp();
-}
 inline float unknown(float value) { return value; }
 inline void keep_after_wait(float&) {}
 

@@ -67,7 +67,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
-    squares = not form.in_order and copy_input >= 8
+    squares = form.woven and copy_input >= 8
     if chunk.slab:
         brought = words = 0
         boxes += chunk.pixels * element // chunk.slab
@@ -75,9 +75,10 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         words = 4 * passes(form.n, units * (1 if small else 2), 8)
         brought = words * 16 // copy_input
     else:
-        words = brought = passes(form.n, chunk.pixels * element // max(copy_input, 4))
+        brought = passes(form.n, chunk.pixels * element // max(copy_input, 4))
+        words = brought * (copy_input // 4 if form.single and not small else 1)
     parts = 2 if form.spread == 2 and form.run > 2 else 1
-    together = 2 if form.groups > 1 and form.spread == 1 else 1
+    together = 2 if form.groups > 1 and (form.spread == 1 or form.single) else 1
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
     window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
     window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
@@ -95,7 +96,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         read=chunk.images * read,
         copies=copies + brought,
         rounded=words if squares or not small else 0,
-        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and not form.in_order else 0,
+        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and form.woven else 0,
         copied=float(not chunk.slab),
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),

@@ -41,7 +41,9 @@ def depth_sums(problem: Problem) -> dict[int, int] | None:
             return None
         result[same[0]] = size
         for before, offset in pairwise(same):
-            result[offset] = min((offset - before) // stride, size)
+            result[offset] = (offset - before) // stride
+            if result[offset] > size:  # none of both meets what lies between them
+                return None
     return result
 
 

@@ -161,7 +161,7 @@ def segments(problem: Problem) -> Iterator[tuple[int, int]]:
 
 def spread_out(form: Form, points: int) -> int:
     """So many points or more that rows fall into different banks."""
-    return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
+    return points + ((8 - points) % 16 if form.in_order or form.single else (4 - points) % 8)
 
 
 def box_pitches(
@@ -229,6 +229,8 @@ def conflicts(form: Form, segment: int, images: int, segment_pitch: int, pitch: 
     """How many times as long as without bank conflicts the consumers read their windows."""
     if form.in_order:  # every lane a word, 8 channels and 4 words in a row
         return _most_in_a_bank([row * pitch // 2 + t for row in range(8) for t in range(4)], 1)
+    if form.single:  # 8 bytes a lane, by 16 lanes at a time: four channels
+        return _most_in_a_bank([row * pitch + 2 * t for row in range(4) for t in range(4)], 2)
     pieces = [
         i * segment_pitch + first * form.spread
         for i in range(images)

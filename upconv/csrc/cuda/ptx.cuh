@@ -235,26 +235,6 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Adds up rows of 16-bit numbers, as a product with ones: `a` holds 4 numbers each of rows g and g
-// + 8 in each of their four lanes; d[0] and d[2] get the sums.
-template <bool kBfloat16>
-__device__ __forceinline__ void add_rows(float (&d)[4], const uint32_t (&a)[4]) {
-  constexpr uint32_t kOnes = kBfloat16 ? 0x3f803f80u : 0x3c003c00u;
-  if constexpr (kBfloat16) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %8}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kOnes));
-  } else {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-        "{%8, %8}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(kOnes));
-  }
-}
-
 // The same value, of which the compiler knows nothing: what is computed from it stays in its place.
 __device__ __forceinline__ float unknown(float value) {
   asm volatile("" : "+f"(value));

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, N, kPairs>(p, shared, gy, x).run();
+    Producer<Operand, N, kPairs, T>(p, shared, gy, x).run();
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;

@@ -2,9 +2,11 @@
 // are added up, in an order that is always the same.
 //
 // Two ways. Where few weights have many sums, each block has one accumulator of 128 threads, and
-// its four teams share the workers. Where many weights have few sums, single weights all over the
-// tensor would take most of the time (35 us for two million of them): there a block has all taps of
-// 8 input and 64 output channels, and writes rows that follow each other.
+// four teams share the workers where there are many. Where many weights have few sums, single
+// weights all over the tensor would take most of the time (35 us for two million of them): there a
+// block has all taps of 8 input and 64 output channels, and writes rows that follow each other.
+// What counts in either is the latency of a block, above all that of reading the plan: it is far
+// larger than the cache for parameters.
 #pragma once
 
 #include "sm90_wgrad_sums.cuh"
@@ -15,6 +17,7 @@ namespace upconv::wgrad {
 
 constexpr int kTeam = 128, kTeams = 4, kAddThreads = kTeam * kTeams;
 constexpr int kRowInputs = 8;     // input channels of a block that writes rows
+constexpr int kManyWorkers = 64;  // with fewer, teams cost more than they gain
 constexpr int kMostRowTaps = 20;  // of a weight written in rows: 43 KB of shared memory
 
 // In shared memory, taps of neighbouring channels are on different banks.
@@ -27,7 +30,11 @@ __host__ __device__ inline int row_blocks(const WgradParams& p) {
 }
 // As many blocks as there are multiprocessors, or nearly.
 __host__ __device__ inline bool writes_rows(const WgradParams& p) {
-  return p.in_group == p.in_channels && p.taps <= kMostRowTaps && row_blocks(p) >= 96;
+  return p.in_group == p.in_channels && p.taps <= kMostRowTaps && row_blocks(p) >= 96 &&
+         p.out_channels <= kRows * kWgradBlocks;
+}
+inline int add_threads(const WgradParams& p) {
+  return writes_rows(p) || p.workers >= kManyWorkers ? kAddThreads : kTeam;
 }
 __host__ __device__ inline int weight_blocks(const WgradParams& p) {
   if (writes_rows(p)) return row_blocks(p);
@@ -73,17 +80,16 @@ __device__ __forceinline__ void add_accumulator(const WgradParams& p, float* sha
   const int c = rest % p.consumers;
   rest /= p.consumers;
   const int number = rest % p.jobs, channels = rest / p.jobs;
-  const int team = threadIdx.x / kTeam;
+  const int team = threadIdx.x / kTeam, teams = blockDim.x / kTeam;
   const WgradJob& job = p.job[number];
   const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x % kTeam / 32];
   const int tap = i / half % p.run;
   const bool there = c < job.consumers && tap < run.count;
-  shared[threadIdx.x] = there ? worker_sum(p, number, channels, c * sums + i, team, kTeams) : 0.f;
+  shared[threadIdx.x] = there ? worker_sum(p, number, channels, c * sums + i, team, teams) : 0.f;
   __syncthreads();
   if (team > 0 || !there) return;
   float sum = shared[threadIdx.x];
-#pragma unroll
-  for (int k = 1; k < kTeams; ++k) sum += shared[k * kTeam + threadIdx.x];
+  for (int k = 1; k < teams; ++k) sum += shared[k * kTeam + threadIdx.x];
   const int out = out_channel(p, run, i % half), in = channels * p.tile_n + in_channel(i % half);
   if (out >= p.out_channels || in >= p.in_channels) return;
   // What pairs channels of different groups is not stored.
@@ -103,22 +109,21 @@ __device__ __forceinline__ void add_rows(const WgradParams& p, float* shared) {
   const int first_out = blockIdx.x % outs * kRows;
   const int eight = blockIdx.x / outs % eights, channels = blockIdx.x / outs / eights;
   const int team = threadIdx.x / kTeam, warp = threadIdx.x % kTeam / 32;
-  int turn = 0;
-  for (int number = 0; number < p.jobs; ++number) {
-    const WgradJob& job = p.job[number];
-    for (int slot = 0; slot < job.consumers * p.groups; ++slot) {
-      const WgradRun& run = job.run[slot][warp];
-      for (int tap = 0; tap < p.run; ++tap) {
-        if (turn++ % kTeams != team) continue;
-        if (tap >= run.count || run.channel / kRows * kRows != first_out) continue;
-        const int at = slot / p.groups * sums + (slot % p.groups * p.run + tap) * half;
+  const int slots = p.consumers * p.groups, items = slots * p.run;
+  const int first = p.first_job[first_out / kRows], end = p.end_job[first_out / kRows];
+  for (int item = team; item < (end - first) * items; item += kTeams) {
+    const int number = first + item / items, tap = item % p.run, slot = item % items / p.run;
+    const WgradRun& run = p.job[number].run[slot][warp];
+    if (tap >= run.count || run.channel / kRows * kRows != first_out) continue;
+    const int at = slot / p.groups * sums + (slot % p.groups * p.run + tap) * half + eight * 4;
+    float sum[4];
 #pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int place = out_channel(p, run, r) - first_out;
-          shared[in_channel(r) * input_pitch(p) + place * tap_pitch(p) + run.tap +
-                 tap * p.tap_step] = worker_sum(p, number, channels, at + eight * 4 + r, 0, 1);
-        }
-      }
+    for (int r = 0; r < 4; ++r) sum[r] = worker_sum(p, number, channels, at + r, 0, 1);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int place = out_channel(p, run, r) - first_out;
+      shared[in_channel(r) * input_pitch(p) + place * tap_pitch(p) + run.tap + tap * p.tap_step] =
+          sum[r];
     }
   }
   __syncthreads();
@@ -141,24 +146,24 @@ __device__ __forceinline__ void add_rows(const WgradParams& p, float* shared) {
 template <typename Operand>
 __device__ __forceinline__ void add_bias(const WgradParams& p, float* shared, int row) {
   const int out = channel_of_row(p, row);
-  const int parts = Rows<sizeof(typename Operand::Element)>(p, 0).parts;
+  const int parts = SummedRow(p, 0).parts, rows = kProducers / parts;
   if (out >= p.out_channels) return;
   float sum = 0.f;
   for (int number = 0; number < p.jobs; ++number) {
     const WgradJob& job = p.job[number];
     if (job.sums == 0 || job.sum_channel != row / kRows * kRows) continue;
     const int each = p.channel_blocks * parts;
-    for (int i = threadIdx.x; i < job.workers * each; i += kAddThreads) {
+    for (int i = threadIdx.x; i < job.workers * each; i += blockDim.x) {
       const int worker = i / each, rest = i - worker * each, channels = rest / parts;
       const int64_t block = block_of(p, worker, number, channels);
-      sum += p.workspace[p.bias_at + block * kProducers + (rest - channels * parts) * p.rows +
+      sum += p.workspace[p.bias_at + block * kProducers + (rest - channels * parts) * rows +
                          row % kRows];
     }
   }
   shared[threadIdx.x] = sum;
   __syncthreads();
 #pragma unroll 1
-  for (int half = kAddThreads / 2; half > 0; half /= 2) {
+  for (int half = blockDim.x / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) shared[threadIdx.x] += shared[threadIdx.x + half];
     __syncthreads();
   }

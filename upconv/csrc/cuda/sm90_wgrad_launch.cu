@@ -1,6 +1,8 @@
 // Plan integers -> WgradParams, and the choice of the operand type.
 #include "sm90_wgrad_launch.h"
 
+#include <algorithm>
+
 #include "sm90_wgrad_layout.cuh"
 
 namespace upconv {
@@ -17,6 +19,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
   UPCONV_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   plan->sums = false;
+  std::fill_n(plan->end_job, kWgradBlocks, int16_t{0});
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
   wgrad::describe_operand(plan);
@@ -47,6 +50,10 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
           *field = static_cast<int8_t>(take());
         run.channel = static_cast<int16_t>(take());
         run.tap = static_cast<int16_t>(take());
+        const int block = run.channel / wgrad::kRows;
+        if (run.count == 0 || block >= kWgradBlocks) continue;
+        if (plan->end_job[block] == 0) plan->first_job[block] = static_cast<int16_t>(i);
+        plan->end_job[block] = static_cast<int16_t>(i + 1);
       }
     }
   }

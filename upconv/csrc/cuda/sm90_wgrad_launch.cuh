@@ -84,9 +84,10 @@ template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
   auto add = wgrad::sm90_wgrad_add<Operand>;
-  constexpr int kThreads = 128 * (C + 1), kAddThreads = wgrad::kAddThreads;
+  constexpr int kThreads = 128 * (C + 1);
   const int bytes = wgrad::shared_bytes(p), blocks = wgrad_blocks(p);
   const int add_blocks = wgrad::add_blocks(p), add_bytes = wgrad::add_bytes(p);
+  const int add_threads = wgrad::add_threads(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -96,7 +97,7 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  add<<<add_blocks, kAddThreads, add_bytes, stream>>>(p);
+  add<<<add_blocks, add_threads, add_bytes, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -12,6 +12,7 @@ constexpr int kWgradPlanes = 8;  // parts of grad_output that one job reads
 constexpr int kWgradRuns = 9;    // runs of one warp slot of a job: warpgroups times runs of each
 constexpr int kWgradWarps = 4;   // of a warpgroup: 16 channels of grad_output each
 constexpr int kWgradMaxStages = 16;
+constexpr int kWgradBlocks = 16;  // of 64 channels of grad_output, whose jobs are known
 
 // Scalars, all int. Point q of plane (phase_y, phase_x) is grad_output's column
 // q * step_x + phase_x; a tap pairs the input's column i with point i * spread + shift. An "image"
@@ -107,6 +108,7 @@ struct WgradParams {
   float* workspace;  // [block][consumer][accumulator][thread]
   int64_t bias_at;   // then [block][producer], from here on
   bool sums;         // does any job have some?
+  int16_t first_job[kWgradBlocks], end_job[kWgradBlocks];  // that have taps of so many-th channels
   // The input as WGMMA's operand, in 16 bytes: the upper half of its descriptors, what the lower
   // half of the first has beside the address, and the way to the next two and four steps along K.
   uint32_t operand_high, operand_low, operand_one, operand_two;

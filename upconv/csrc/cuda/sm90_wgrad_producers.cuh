@@ -14,10 +14,10 @@ namespace upconv::wgrad {
 // One warp a scheduler issues an instruction every 4 to 6 cycles: what a chunk costs is the number
 // of instructions. So all that a unit of work has in common is computed at its start, and kept in
 // shared memory: there are too few registers for it.
-template <typename Operand, int N, bool kPairs>
+template <typename Operand, int N, bool kPairs, int T>
 struct Producer {
   using Element = typename Operand::Element;
-  using Layout = Shape<Operand, kPairs>;
+  using Layout = Shape<Operand, kPairs, T>;
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   static constexpr int kSquares = Layout::kVectors / 4;          // of a channel in a unit
@@ -237,19 +237,25 @@ struct Producer {
     }
   }
 
-  // TF32 copied word by word: rounds the words that this thread has copied.
-  __device__ __forceinline__ void round_input(uint32_t target) const {
+  // TF32 as it was copied: rounds the words that this thread has copied, one of each copy at a
+  // time.
+  __device__ __forceinline__ void round_input(uint32_t first) const {
     const uint32_t jump = 16 << x.log_jump;
+    const uint32_t end = first + (Layout::kWoven ? 4 : p.copy_input);
 #pragma unroll 1
-    for (int i = 0; i < x.count; i += 4) {
-      uint32_t v[4];
+    for (; first < end; first += 4) {
+      uint32_t target = first;
+#pragma unroll 1
+      for (int i = 0; i < x.count; i += 4) {
+        uint32_t v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (i + k < x.count) ptx::load_shared(v[k], target + k * jump);
+        for (int k = 0; k < 4; ++k)
+          if (i + k < x.count) ptx::load_shared(v[k], target + k * jump);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (i + k < x.count) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
-      target += 4 * jump;
+        for (int k = 0; k < 4; ++k)
+          if (i + k < x.count) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
+        target += 4 * jump;
+      }
     }
   }
 
@@ -377,7 +383,7 @@ struct Producer {
     const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
     if constexpr (kSlabs) {
       ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
-      weave_slabs<Operand, N, kPairs>(p, stage);
+      weave_slabs<Operand, N, kPairs, T>(p, stage);
     } else if (squares()) {
       __syncwarp();
       weave(stage + woven);

@@ -7,41 +7,25 @@
 // channels, which all read the same chunks, take turns.
 #pragma once
 
-#include <type_traits>
-
 #include "sm90_wgrad_layout.cuh"
 
 namespace upconv::wgrad {
 
 // --- Adding up chunks ------------------------------------------------------------------------
 
-// Which rows of a plane a thread adds up, and which share of their columns.
-//
-// float32: a row, of which every `parts`-th 16 bytes are the thread's; rows side by side are lanes
-// side by side, whose 16 bytes are on different banks.
-// 16-bit types: the tensor cores add, as a product with ones (one instruction for 256 numbers
-// instead of 17 for 8), and so a warp has 16 rows. A lane has rows g and g + 8 and of every 128
-// bytes the vectors 2 t and 2 t + 1; whatever it takes for the columns 2 t of the operand is right.
-template <int kElement>
-struct Rows {
+// Which row of a plane a thread adds up: every `parts`-th 16 bytes of it. Lanes side by side have
+// rows side by side, whose 16 bytes are on different banks. (The tensor cores, as a product with
+// ones, were no help: mma.sync waits for the WGMMAs of the consumers.)
+struct SummedRow {
   int row, part, parts;
 
-  __device__ __forceinline__ Rows(const WgradParams& p, int thread) {
-    if constexpr (kElement == 4) {
-      const int log_rows = p.rows > 32 ? 6 : p.rows > 16 ? 5 : 4;
-      row = thread & ((1 << log_rows) - 1);
-      part = thread >> log_rows;
-      parts = kProducers >> log_rows;
-    } else {
-      const int blocks = p.rows / 16, warp = thread / 32;
-      part = blocks == 1 ? warp : blocks == 2 ? warp / 2 : warp / blocks;
-      parts = blocks == 1 ? 4 : blocks == 2 ? 2 : 1;
-      row = (warp - part * blocks) * 16 + thread % 32 / 4;
-    }
-  }
-
-  __device__ __forceinline__ bool none(const WgradParams& p) const {
-    return row >= p.rows || part >= parts;
+  __device__ __forceinline__ SummedRow(const WgradParams& p, int thread) {
+    const int log_rows = p.rows > 32 ? 6 : p.rows > 16 ? 5 : 4;
+    row = thread & ((1 << log_rows) - 1);
+    part = thread >> log_rows;
+    parts = kProducers >> log_rows;
+    // Rows of an even number of vectors: every second four of them begin with the next.
+    if (p.pitch * point_bytes(p) % 32 == 0) part ^= row >> 2 & 1;
   }
 };
 
@@ -57,24 +41,23 @@ struct Sums {
   __device__ __forceinline__ Sums(const WgradParams& p, const Shared& shared, const WgradJob& job)
       : p(p), shared(shared), job(job) {
     if (job.sums == 0) return;
-    const Rows<kElement> rows(p, threadIdx.x);
-    const int late = p.flat ? rows.row / class_rows(p) * volume_points(p) : 0;
-    ptx::store_shared(place_at(), rows.none(p)
-                                      ? ~0u
-                                      : (p.input_bytes + rows.row * p.pitch * point_bytes(p)) |
-                                            (late & (16 / point_bytes(p) - 1)) << 24);
-    ptx::store_shared(place_at() + 4 * kProducers, 0u);
-    if constexpr (kElement == 2) ptx::store_shared(place_at() + 8 * kProducers, 0u);
+    const int row = SummedRow(p, threadIdx.x).row;
+    const int late = p.flat ? row / class_rows(p) * volume_points(p) : 0;
+    ptx::store_shared(place_at(), row >= p.rows ? ~0u
+                                                : (p.input_bytes + row * p.pitch * point_bytes(p)) |
+                                                      (late & (16 / point_bytes(p) - 1)) << 24);
+    ptx::store_shared(total_at(), 0u);
   }
 
   // In the part of the producers' notes that is for copies: what is to be added of each stage, and
-  // each thread's place in a stage and its sums. There are no registers to spare.
+  // each thread's place in a stage and its sum. There are no registers to spare.
   __device__ __forceinline__ uint32_t note_at(int stage) const {
     return shared.spots + 2 * kProducers * 16 + stage * 16;
   }
   __device__ __forceinline__ uint32_t place_at() const {
     return note_at(kWgradMaxStages) + 4 * threadIdx.x;
   }
+  __device__ __forceinline__ uint32_t total_at() const { return place_at() + 4 * kProducers; }
 
   // What the chunks of a unit of work have in common: image, bytes of the strip, whose turn it is.
   __device__ __forceinline__ void begin(const Unit& unit) const {
@@ -100,59 +83,38 @@ struct Sums {
                                             static_cast<uint32_t>(row + job.shift_y + i), 0u});
   }
 
-  // Bytes `from` to `to` of the thread's row: of two rows, with 16-bit types.
-  __device__ __forceinline__ void add_row(float (&sum)[4], uint32_t row, int from, int to) const {
-    const Rows<kElement> rows(p, ptx::computed_here(threadIdx.x));
-    const int first = from / 16, last = (to + 15) / 16;
-    if constexpr (kElement == 4) {
-#pragma unroll 2
-      for (int v = first + rows.part; v < last; v += rows.parts) {
-        uint4 four;
-        ptx::load_shared(four, row + v * 16);
-        const int skip = from - v * 16, end = to - v * 16;
-        if (skip > 0 || end < 16) {
-          if (skip > 0 || end <= 0) four.x = 0u;
-          if (skip > 4 || end <= 4) four.y = 0u;
-          if (skip > 8 || end <= 8) four.z = 0u;
-          if (skip > 12 || end <= 12) four.w = 0u;
-        }
-        sum[0] += __uint_as_float(four.x), sum[1] += __uint_as_float(four.y);
-        sum[2] += __uint_as_float(four.z), sum[3] += __uint_as_float(four.w);
-      }
-    } else {
-      const uint32_t eight = 8 * p.pitch * point_bytes(p);
-      // Rows of an even number of vectors: neighbours would meet on the same banks.
-      const int turn = eight % 256 == 0 ? threadIdx.x / 4 % 2 : 0;
-#pragma unroll 1
-      for (int v = first + 8 * rows.part; v < last; v += 8 * rows.parts) {
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          const int mine = v + threadIdx.x % 4 * 2 + (k ^ turn);
-          uint4 low{}, high{};
-          if (mine < last) {
-            ptx::load_shared(low, row + mine * 16);
-            ptx::load_shared(high, row + eight + mine * 16);
-            if (mine * 16 < from || mine * 16 + 16 > to) {
-              keep(low, from - mine * 16, to - mine * 16);
-              keep(high, from - mine * 16, to - mine * 16);
-            }
-          }
-          __syncwarp();
-          constexpr bool kBfloat16 = std::is_same_v<Operand, Bf16>;
-          ptx::add_rows<kBfloat16>(sum, {low.x, high.x, low.y, high.y});
-          ptx::add_rows<kBfloat16>(sum, {low.z, high.z, low.w, high.w});
-        }
-      }
-    }
+  // Of a word bytes `from` to `to`, and zeros for the others.
+  __device__ static __forceinline__ uint32_t kept(uint32_t word, int from, int to) {
+    if constexpr (kElement == 4) return from <= 0 && to > 0 ? word : 0u;
+    return word & ((from <= 0 && to > 0 ? 0xffffu : 0u) | (from <= 2 && to > 2 ? ~0xffffu : 0u));
   }
 
-  // Of 8 numbers those from byte `from` to byte `to`; zeros for the others.
-  __device__ static __forceinline__ void keep(uint4& v, int from, int to) {
-    const auto mask = [&](int at) {
-      const uint32_t low = at >= from && at < to ? 0xffffu : 0u;
-      return low | (at + 2 >= from && at + 2 < to ? 0xffff0000u : 0u);
-    };
-    v.x &= mask(0), v.y &= mask(4), v.z &= mask(8), v.w &= mask(12);
+  __device__ static __forceinline__ float number(uint32_t bits) {
+    const unsigned short half = static_cast<unsigned short>(bits);
+    return Operand::to_float(*reinterpret_cast<const typename Operand::Element*>(&half));
+  }
+  __device__ static __forceinline__ float word_sum(uint32_t word) {
+    if constexpr (kElement == 4) return __uint_as_float(word);
+    return number(word) + number(word >> 16);
+  }
+
+  // Bytes `from` to `to` of the thread's row. Four sums, since an addition waits for the one
+  // before.
+  __device__ __forceinline__ void add_row(float (&sum)[4], uint32_t row, int from, int to) const {
+    const SummedRow mine(p, ptx::computed_here(threadIdx.x));
+    const int last = (to + 15) / 16;
+#pragma unroll 2
+    for (int v = from / 16 + mine.part; v < last; v += mine.parts) {
+      uint4 four;
+      ptx::load_shared(four, row + v * 16);
+      const int skip = from - v * 16, end = to - v * 16;
+      if (skip > 0 || end < 16) {
+        four.x = kept(four.x, skip, end), four.y = kept(four.y, skip - 4, end - 4);
+        four.z = kept(four.z, skip - 8, end - 8), four.w = kept(four.w, skip - 12, end - 12);
+      }
+      sum[0] += word_sum(four.x), sum[1] += word_sum(four.y);
+      sum[2] += word_sum(four.z), sum[3] += word_sum(four.w);
+    }
   }
 
   __device__ __forceinline__ void add_plane(float (&sum)[4], int stage, int k, int image, int bytes,
@@ -182,12 +144,6 @@ struct Sums {
     }
   }
 
-  __device__ __forceinline__ void add_to(uint32_t total_at, float sum) const {
-    uint32_t total;
-    ptx::load_shared(total, total_at);
-    ptx::store_shared(total_at, __float_as_uint(__uint_as_float(total) + sum));
-  }
-
   // A chunk, when it has come. Then its stage may be filled again.
   __device__ __forceinline__ void add(const Slot& slot) const {
     const int stage = slot.index();
@@ -199,29 +155,21 @@ struct Sums {
 #pragma unroll 1
       for (int k = 0; k < job.planes; ++k)
         if (job.plane[k].sum > 0) add_plane(sum, stage, k, note.x, note.y, note.z);
-      if constexpr (kElement == 4) {
-        add_to(place_at() + 4 * kProducers, (sum[0] + sum[1]) + (sum[2] + sum[3]));
-      } else if (threadIdx.x % 4 == 0) {
-        add_to(place_at() + 4 * kProducers, sum[0]);  // of row g; the columns are all the same
-        add_to(place_at() + 8 * kProducers, sum[2]);  // of row g + 8
-      }
+      uint32_t total;
+      ptx::load_shared(total, total_at());
+      const float more = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+      ptx::store_shared(total_at(), __float_as_uint(__uint_as_float(total) + more));
     }
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.empty + 8 * stage);
   }
 
-  // [part][row], up to 128 of a block.
+  // [thread]: parts of rows.
   __device__ __forceinline__ void store() const {
-    const Rows<kElement> rows(p, threadIdx.x);
-    if (rows.none(p) || (kElement == 2 && threadIdx.x % 4 != 0)) return;
-    float* target = p.workspace + p.bias_at + static_cast<int64_t>(blockIdx.x) * kProducers +
-                    rows.part * p.rows + rows.row;
-#pragma unroll
-    for (int half = 0; half < (kElement == 4 ? 1 : 2); ++half) {
-      uint32_t total;
-      ptx::load_shared(total, place_at() + 4 * (1 + half) * kProducers);
-      target[8 * half] = __uint_as_float(total);
-    }
+    uint32_t total;
+    ptx::load_shared(total, total_at());
+    p.workspace[p.bias_at + static_cast<int64_t>(blockIdx.x) * kProducers + threadIdx.x] =
+        __uint_as_float(total);
   }
 };
 
