@@ -43,10 +43,12 @@ from .sm90_wgrad_chunks import (
     point_step,
     points_of_copy,
 )
-from .sm90_wgrad_cost import SUMS_SHARE, Blocks, ChunkWork, Split
+from .sm90_wgrad_cost import Blocks, ChunkWork, Split
 from .sm90_wgrad_jobs import ROWS, WARPS, Form, Job, forms, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
+MOST_SUMS = 40
+"""Plans, the fastest ones, that are looked at for the bias's gradient on the way."""
 Option = tuple[Form, list[Job], Chunk, Split]
 
 
@@ -168,16 +170,18 @@ def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Op
     plans = sorted(options(problem, hardware), key=lambda plan: plan[3].microseconds)
     if not plans:
         return None
-    best = plans[0][3].microseconds
-    if problem.bias:
-        share = SUMS_SHARE[problem.element_bytes]
-        for plan in plans:
-            expected = share * plan[3].microseconds
-            if expected > best + bias_microseconds(problem):
-                break
-            if found := sm90_wgrad_bias.sums(problem, *plan[:3]):
-                return expected, found, plan
-    return best, None, plans[0]
+    best: tuple[float, Sums | None, Option] = plans[0][3].microseconds, None, plans[0]
+    if not problem.bias:
+        return best
+    limit = best[0] + bias_microseconds(problem)
+    for plan in plans[:MOST_SUMS]:
+        form, job_list, chunk, split = plan
+        if split.microseconds < limit and (found := sm90_wgrad_bias.sums(problem, *plan[:3])):
+            blocks = blocks_of(problem, form, job_list, chunk, hardware)
+            planes = [sum(map(bool, each)) for each in found]
+            if (expected := blocks.with_sums(split.workers, planes)) < limit:
+                limit, best = expected, (expected, found, plan)
+    return best
 
 
 def options(problem: Problem, hardware: Hardware) -> Iterator[Option]:

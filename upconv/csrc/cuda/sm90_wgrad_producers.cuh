@@ -241,10 +241,9 @@ struct Producer {
   // time.
   __device__ __forceinline__ void round_input(uint32_t first) const {
     const uint32_t jump = 16 << x.log_jump;
-    const uint32_t end = first + (Layout::kWoven ? 4 : p.copy_input);
 #pragma unroll 1
-    for (; first < end; first += 4) {
-      uint32_t target = first;
+    for (int word = 0; word < (Layout::kWoven ? 4 : p.copy_input); word += 4) {
+      uint32_t target = first + word;
 #pragma unroll 1
       for (int i = 0; i < x.count; i += 4) {
         uint32_t v[4];
