@@ -21,7 +21,8 @@ from upconv.cases import CASES
 from upconv.planner import H200
 from upconv.planner import sm90_wgrad_cost as cost
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import Chunk, blocks_of, flat, jobs_of
+from upconv.planner.sm90_wgrad import blocks_of, flat
+from upconv.planner.sm90_wgrad_chunks import Chunk, jobs_of
 from upconv.planner.sm90_wgrad_jobs import Form
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-wgrad-2026-11-15.jsonl"

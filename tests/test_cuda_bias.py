@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import upconv
 from upconv import autograd, ops
+from upconv.planner import H200, Problem, make_plan, sm90_wgrad
 
 pytestmark = pytest.mark.gpu
 
@@ -96,10 +97,69 @@ def test_a_backward_pass_takes_it() -> None:
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         y.backward(gy)
     names = {str(event.name) for event in profile.events() or ()}
-    assert "upconv::_grad_bias" in names
+    assert "upconv::_grad_weight_and_bias" in names
     assert "aten::sum" not in names
     assert b.grad is not None
     assert distance(b.grad, autograd.aten_bias_gradient(gy.double(), 2)) < 1e-6
+
+
+# Batch, channels, size, kernel, stride, padding: rows on 16 bytes, rows that follow each other as
+# one, classes of channels, both phases of stride 2, volumes, one dimension.
+LAYERS: list[tuple[Any, ...]] = [
+    (4, 32, 48, (20, 64), 3, 1, 1),
+    (4, 64, 64, (30, 64), 3, 1, 0),
+    (3, 64, 64, (16, 32), (3, 7), 1, 0),
+    (4, 64, 32, (33, 32), 2, 2, 0),
+    (8, 128, 64, (16, 16), 4, 2, 1),
+    (2, 48, 24, (8, 9, 32), 3, 1, 0),
+    (3, 16, 64, (6, 10, 32), 2, 2, 0),
+    (5, 32, 64, (640,), 3, 1, 0),
+]
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_it_comes_with_the_gradient_of_the_weight(
+    layer: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    batch, channels, out_channels, size, kernel, stride, padding = layer
+    torch.manual_seed(0)
+    ndim = len(size)
+    each = lambda v: [v] * ndim if isinstance(v, int) else list(v)  # noqa: E731
+    rest = (each(stride), each(padding), each(0), 1, each(1))
+    x = torch.randn(batch, channels, *size, device="cuda").to(dtype)
+    w = torch.randn(channels, out_channels, *each(kernel), device="cuda").to(dtype)
+    gy = torch.randn_like(autograd.ATEN_CONV[ndim - 1](x, w, None, *rest))
+    problem = Problem.of(*layer, dtype=str(dtype)[6:], tf32=True, direction="grad_weight")
+    assert make_plan(problem, H200, sm90_wgrad.KERNEL).chosen.with_bias
+    expected = [
+        autograd.aten_weight_gradient(gy.double(), x.double(), w.shape, *rest),
+        autograd.aten_bias_gradient(gy.double(), ndim),
+    ]
+    limits = ({torch.float32: 1e-3}.get(dtype, LIMIT[dtype]), LIMIT[dtype])
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        poison(w.shape, dtype)
+        poison((out_channels,), dtype)
+        both, again = (
+            torch.ops.upconv._grad_weight_and_bias(gy, x, w.shape, *rest) for _ in range(2)
+        )
+    for result, repeated, wanted, limit in zip(both, again, expected, limits, strict=True):
+        assert result.dtype == dtype
+        assert torch.equal(result, repeated), "two runs differ"
+        assert distance(result, wanted) <= limit
+
+
+def test_an_infinity_stays_in_its_channel() -> None:
+    """Channels that follow each other as one are brought together."""
+    x = torch.randn(2, 64, 8, 32, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16)
+    gy = torch.randn(2, 64, 10, 34, device="cuda", dtype=torch.bfloat16)
+    gy[0, 5, 0, 0] = gy[1, 9, -1, -1] = torch.inf
+    rest = ([1, 1], [0, 0], [0, 0], 1, [1, 1])
+    with torch.no_grad(), ops.forced(sm90_wgrad.KERNEL):
+        _, bias = torch.ops.upconv._grad_weight_and_bias(gy, x, w.shape, *rest)
+    assert torch.isinf(bias).nonzero().flatten().tolist() == [5, 9]
+    assert not bool(torch.isnan(bias).any())
 
 
 def test_double_backward_and_graphs() -> None:

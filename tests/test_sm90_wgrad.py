@@ -18,8 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wgrad_references import any_plan, box_problems, expected, problems
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad
-from upconv.planner.sm90_wgrad import FIXED_BYTES
+from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_chunks
 from upconv.planner.sm90_wgrad_jobs import FORMS, Form
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +66,19 @@ def test_every_kind_of_box_brings_grad_output(problem: Problem, rng: Random) -> 
     check_emulated(problem, any_plan(problem, 2, rng, boxes=True))
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_every_element_is_added_to_the_bias_once(problem: Problem, sms: int, rng: Random) -> None:
+    problem = replace(problem, batch=min(problem.batch, 3))
+    params = any_plan(problem, sms, rng, bias=True)
+    gy = np.random.default_rng(0).standard_normal(
+        (problem.batch, problem.out_channels, *problem.out_size)
+    )
+    deep = gy.reshape(*gy.shape[:2], *(1,) * (3 - problem.ndim), *gy.shape[2:])
+    wanted = gy.sum(tuple(i for i in range(gy.ndim) if i != 1))
+    np.testing.assert_allclose(emulator.bias(params, deep), wanted, rtol=1e-9, atol=1e-9)
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems(), st.integers(1, 300), st.integers(1, 300), st.integers(1, 600))
 def test_every_plan_keeps_the_limits_of_the_kernel(
@@ -88,7 +100,7 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     unit = 1024 if plan.slab else 128
     stage = -(-chunk // unit) * unit
     assert plan.stage_bytes == stage
-    assert FIXED_BYTES + plan.stages * stage <= 227 * 1024
+    assert sm90_wgrad_chunks.FIXED_BYTES + plan.stages * stage <= 227 * 1024
     assert plan.stages <= emulator.header_constant("kWgradMaxStages")
     assert len(plan.jobs) <= emulator.header_constant("kWgradJobs")
     extra = max(job["extra_rows"] for job in plan.jobs)
@@ -140,7 +152,7 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
     found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+), (\d+)\)", macro)
     assert tuple(tuple(map(int, form)) for form in found) == FORMS
     for name in ("Jobs", "Planes", "Runs"):
-        expected = getattr(sm90_wgrad, f"MAX_{name.upper()}")
+        expected = getattr(sm90_wgrad_chunks, f"MAX_{name.upper()}")
         assert emulator.header_constant(f"kWgrad{name}") == expected
 
 
@@ -198,7 +210,7 @@ SIZES = """
 using namespace upconv;
 template <typename Operand, bool kPairs>
 void print() {
-  using Layout = wgrad::Shape<Operand, kPairs>;
+  using Layout = wgrad::Shape<Operand, kPairs, 2>;
   for (int n : {32, 48, 64, 128})
     std::printf("%d %d %d %d\\n", Layout::kElement, kPairs, n,
                 Layout::kVectors * Layout::vector_step(n));
@@ -219,11 +231,11 @@ def test_both_sides_agree_on_shared_memory(tmp_path: Path) -> None:
     command += ["--expt-relaxed-constexpr", "-o", str(tmp_path / "sizes")]
     subprocess.run([*command, str(tmp_path / "sizes.cu")], check=True, timeout=300)
     *lines, fixed = subprocess.check_output([str(tmp_path / "sizes")], text=True).split("\n")[:-1]
-    assert int(fixed) == FIXED_BYTES
+    assert int(fixed) == sm90_wgrad_chunks.FIXED_BYTES
     for line in lines:
         element, pairs, n, unit_bytes = map(int, line.split())
         form = Form(2, n, 1, 1, bool(pairs), element, 2)
-        assert sm90_wgrad.unit_bytes(form) == unit_bytes, line
+        assert sm90_wgrad_chunks.unit_bytes(form) == unit_bytes, line
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -27,15 +28,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return wgrad_on_cpu.compiled(tmp_path_factory.mktemp("wgrad"))
 
 
-def check(library: ctypes.CDLL, problem: Problem, record: tuple[int, ...]) -> None:
+def check(
+    library: ctypes.CDLL, problem: Problem, record: tuple[int, ...], bias: bool = False
+) -> None:
     numbers = np.random.default_rng(1)
     whole = lambda *shape: numbers.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
     x = whole(problem.batch, problem.in_channels, *problem.in_size)
     gy = whole(problem.batch, problem.out_channels, *problem.out_size)
     wanted = expected(problem, x, gy)
-    gw = wgrad_on_cpu.run(library, record, x, gy, wanted.size).reshape(wanted.shape)
+    gw, gb = wgrad_on_cpu.run(library, record, x, gy, wanted.size)
     limit = 0 if problem.dtype == "float32" else 2**-8
-    np.testing.assert_allclose(gw, wanted, rtol=limit, atol=0)
+    np.testing.assert_allclose(gw.reshape(wanted.shape), wanted, rtol=limit, atol=0)
+    if bias:
+        sums = gy.sum(tuple(i for i in range(gy.ndim) if i != 1))
+        np.testing.assert_allclose(gb, sums, rtol=limit, atol=0)
+    else:
+        assert np.isnan(gb).all()
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -52,3 +60,22 @@ def test_any_box_brings_grad_output(
     library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
 ) -> None:
     check(library, problem, any_plan(problem, multiprocessors, rng, boxes=True))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_the_gradient_of_the_bias_comes_with_it(
+    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
+) -> None:
+    check(library, problem, any_plan(problem, multiprocessors, rng, bias=True), bias=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [(400, 128), (512, 100)])
+def test_many_weights_are_written_in_rows(
+    library: ctypes.CDLL, dtype: str, channels: tuple[int, int]
+) -> None:
+    """Of 8 input and 64 output channels each, the last of them incomplete."""
+    problem = Problem.of(1, *channels, (1, 8), (2, 2), 2, dtype=dtype, tf32=True)
+    problem = replace(problem, direction="grad_weight")
+    check(library, problem, any_plan(problem, 7, Random(0)))

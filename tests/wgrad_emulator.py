@@ -28,7 +28,7 @@ class Plan:
             names = ("shift_y", "extra_rows", "planes", "consumers", "workers")
             job: dict[str, object] = dict(take(*names))
             planes = [
-                take("channel", "depth", "phase_y", "phase_x", "start")
+                take("channel", "depth", "phase_y", "phase_x", "start", "sum")
                 for _ in range(header_constant("kWgradPlanes"))
             ]
             job["plane"] = planes[: self.field["planes"]]
@@ -54,6 +54,15 @@ class Plan:
     @property
     def in_order(self) -> bool:
         return self.element == 2 and not self.pairs
+
+    @property
+    def single(self) -> bool:
+        """Pairs with single taps."""
+        return bool(self.pairs) and self.run == 1
+
+    @property
+    def woven(self) -> bool:
+        return not (self.in_order or self.single)
 
 
 def units(plan: Plan, workers: int, worker: int) -> list[tuple[int, int, int, int]]:
@@ -88,7 +97,7 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
         assert plan.in_w * plan.element % 16 == 0
         assert plan.stage_bytes % 1024 == 0
         assert plan.input_bytes == pixels * plan.element * plan.tile_n
-    squares = not plan.in_order and plan.copy_input >= 8
+    squares = plan.woven and plan.copy_input >= 8
     items = pixels * plan.element // (64 if squares else max(plan.copy_input, 4))
     assert plan.slab or items <= (16 if squares else 128), "a thread has one copy of a row"
     assert plan.copy_input == 2 or plan.in_w * plan.element % plan.copy_input == 0
@@ -105,7 +114,7 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
             vector, t = inside % vectors, inside // vectors
             if plan.spread == 2:  # each half of the unit by itself
                 vector, t = inside // 16 * 4 + inside % 4, inside % 16 // 4
-            if plan.in_order:
+            if not plan.woven:
                 vector, t = inside // 4, inside % 4
             result[unit, vector, :, t, e] = values
     return result
@@ -243,7 +252,14 @@ def multiply(
             for m in range(steps):
                 for h in range(2):
                     for e in range(4 // plan.element):
-                        if plan.spread == 2:
+                        if plan.single:  # pixel 2 t + e or t of the instruction's pieces
+                            inside = 8 * h + 2 * t + e if plan.element == 2 else 4 * h + t
+                            i, column = divmod(
+                                UNIT * unit + 32 // plan.element * m + inside, plan.segment
+                            )
+                            base = i * plan.segment_pitch + run["offset"] + run["skew"] + late
+                            point = base + column * plan.spread
+                        elif plan.spread == 2:
                             i, piece = divmod(4 * unit + 2 * h + t // 2, pieces)
                             base = i * plan.segment_pitch + piece * 16 + t % 2 * 8
                             base += run["offset"] + run["skew"] + late
@@ -253,7 +269,12 @@ def multiply(
                         else:
                             point = base + 2 * (m + 2 * h) + e + tap
                         vector = m + vectors // 2 * h
-                        if plan.in_order:  # `t` counts pieces here, words inside them below
+                        if plan.single:
+                            word, within = divmod(
+                                (32 // plan.element * m + inside), 4 // plan.element
+                            )
+                            b = chunk[unit, word // 4, :, word % 4, within]
+                        elif plan.in_order:  # `t` counts pieces here, words inside them below
                             word, vector = 2 * (m % 2) + h, t
                             point = base + 2 * word + e + tap
                             b = chunk[unit, vector, :, word, e]
@@ -268,7 +289,7 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     """The gradient [Cin, Cout of a group, tap]; what no run stores is NaN, twice is an error."""
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
-    banks = (16, 8) if plan.in_order else (8, 4)
+    banks = (8, 4) if plan.woven else (16, 8)
     assert plan.together or plan.pitch % banks[0] == banks[1], "rows would share banks"
     assert plan.images * plan.segment_pitch <= plan.pitch or plan.copy == 0
     for job in plan.jobs:
@@ -333,3 +354,53 @@ def store(
                 target = gw[channel : channel + plan.tile_n, out, tap]
                 assert np.isnan(target).all(), "a tap was stored twice"
                 target[...] = values[: len(target)]
+
+
+def bias(record: tuple[int, ...], gy: np.ndarray) -> np.ndarray:
+    """What the producers add up, as csrc/cuda/sm90_wgrad_sums.cuh shares it out; else NaN."""
+    plan = Plan(record)
+    result = np.full(plan.out_channels, np.nan)
+    line = plan.out_w * plan.element // plan.point
+    for job in plan.jobs:
+        marked = [k for k in range(job["planes"]) if job["plane"][k]["sum"]]
+        assert len({job["plane"][k]["channel"] for k in marked}) <= 1, "one sum for each row"
+        for worker in range(job["workers"] if marked else 0):
+            for image, row, column, rows in units(plan, job["workers"], worker):
+                first = column * plan.spread
+                last = column + plan.segment >= plan.in_w
+                end = line if last else min(line, first + plan.segment * plan.spread)
+                for i in range(0 if row == 0 else job["extra_rows"], rows + job["extra_rows"]):
+                    where = (image, row + job["shift_y"] + i, column)
+                    for k in marked:
+                        add_plane(plan, gy, job, k, where, end - first, result)
+    return result
+
+
+def add_plane(
+    plan: Plan,
+    gy: np.ndarray,
+    job: dict,
+    k: int,
+    where: tuple[int, int, int],
+    points: int,
+    result: np.ndarray,
+) -> None:
+    """One plane of a chunk."""
+    plane = job["plane"][k]
+    y = where[1] * plan.step_y + plane["phase_y"]
+    if not 0 <= y < plan.out_h:
+        return
+    late, tile = fill_plane(plan, gy, job, k, where)
+    for i in range(plan.images):
+        if (where[0] + i) % plan.in_d + plane["sum"] < plan.in_d:
+            continue
+        for row in range(plan.rows):
+            out = channel_of_row(plan, plane["channel"] + row)
+            if out >= plan.out_channels:
+                continue
+            begin = i * plan.segment_pitch + row * plan.pitch - plane["start"]
+            if plan.flat:
+                begin += (late + later(plan, row)) % (16 // plan.point)
+            assert points - plane["start"] <= plan.filled, "beyond the box"
+            total = tile[begin : begin + points].sum()
+            result[out] = total if np.isnan(result[out]) else result[out] + total

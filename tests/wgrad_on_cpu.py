@@ -20,11 +20,12 @@ def compiled(folder: Path) -> ctypes.CDLL:
 
 def run(
     library: ctypes.CDLL, record: tuple[int, ...], x: np.ndarray, gy: np.ndarray, size: int
-) -> np.ndarray:
-    """The gradient, flat; what no store reached is NaN. 16-bit operands are rounded to bfloat16."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weight's and bias's gradient, flat; what no store reached is NaN. 16-bit operands are rounded
+    to bfloat16."""
     operand = record[0]
     tensors = [sm90_on_cpu.aligned(sm90_on_cpu.to_bits(each, operand)) for each in (x, gy)]
-    gw = sm90_on_cpu.to_bits(np.full(size, np.nan), operand)
+    gw, gb = (sm90_on_cpu.to_bits(np.full(n, np.nan), operand) for n in (size, gy.shape[1]))
     arguments: list[object] = []
     for tensor in tensors:
         arguments += [ctypes.c_void_p(tensor.ctypes.data), ctypes.c_int64(tensor.nbytes)]
@@ -33,8 +34,8 @@ def run(
         integers,
         ctypes.c_int64(len(record)),
         *arguments,
-        ctypes.c_void_p(gw.ctypes.data),
+        *(ctypes.c_void_p(each.ctypes.data) for each in (gw, gb)),
         ctypes.c_uint64(1),
     )
     assert not failure, failure.decode()
-    return sm90_on_cpu.from_bits(gw)
+    return sm90_on_cpu.from_bits(gw), sm90_on_cpu.from_bits(gb)

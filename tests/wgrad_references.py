@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from upconv.planner import H200, Problem, sm90_wgrad
+from upconv.planner import H200, Problem, sm90_wgrad, sm90_wgrad_bias
 
 
 @st.composite
@@ -68,15 +68,16 @@ def box_problems(draw: st.DrawFn) -> Problem:
 
 
 def any_plan(
-    problem: Problem, multiprocessors: int, rng: Random, boxes: bool = False
+    problem: Problem, multiprocessors: int, rng: Random, boxes: bool = False, bias: bool = False
 ) -> tuple[int, ...]:
     """A plan that the planner may choose, not the cheapest alone: every kind is as likely.
 
-    With `boxes` one in which the TMA brings grad_output.
+    With `boxes` one in which the TMA brings grad_output, with `bias` one that adds it up as well.
     """
     deep = sm90_wgrad.flat(problem)
     plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
     plans = [plan for plan in plans if plan[2].boxes or not boxes]
+    plans = [plan for plan in plans if not bias or sm90_wgrad_bias.sums(deep, *plan[:3])]
     assume(plans)
     kinds = [
         (str(form), chunk.boxes, chunk.flat, chunk.classes, chunk.together, chunk.slab)
@@ -84,7 +85,8 @@ def any_plan(
     ]
     kind = rng.choice(sorted(set(kinds)))
     plan = rng.choice([plan for plan, each in zip(plans, kinds, strict=True) if each == kind])
-    return sm90_wgrad.record(deep, *plan)
+    sums = sm90_wgrad_bias.sums(deep, *plan[:3]) if bias else None
+    return sm90_wgrad.record(deep, *plan, sums)
 
 
 def expected(problem: Problem, x: np.ndarray, gy: np.ndarray) -> np.ndarray:

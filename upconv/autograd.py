@@ -117,6 +117,27 @@ def bias_gradient(grad_output: Tensor, ndim: int) -> Tensor:
     return aten_bias_gradient(grad_output, ndim)
 
 
+def weight_and_bias_gradients(
+    grad_output: Tensor,
+    input: Tensor | None,
+    weight_size: Sequence[int],
+    wanted: tuple[bool, bool],
+    *rest: Any,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Those that are wanted; on a GPU both come from one operator, which may read once for both."""
+    by_weight, by_bias = wanted
+    plain = type(grad_output) is Tensor and type(input) in (Tensor, torch.nn.Parameter)
+    together = by_weight and by_bias and plain and grad_output.is_cuda
+    if together and not records_gradient(grad_output, input):
+        both = torch.ops.upconv._grad_weight_and_bias(grad_output, input, weight_size, *rest)
+        return both[0], both[1]
+    weight = torch.ops.upconv.conv_transpose_grad_weight
+    return (
+        weight(grad_output, input, weight_size, *rest) if by_weight else None,
+        bias_gradient(grad_output, len(weight_size) - 2) if by_bias else None,
+    )
+
+
 def records_gradient(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
@@ -145,7 +166,7 @@ class ConvTransposeFunction(torch.autograd.Function):
     def forward(
         ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, ndim: int, *rest: Any
     ) -> Tensor:
-        ctx.ndim, ctx.rest = ndim, rest
+        ctx.rest = rest
         ctx.input_size, ctx.weight_size = input.shape, weight.shape
         by_input, by_weight = ctx.needs_input_grad[:2]
         ctx.save_for_backward(input if by_weight else None, weight if by_input else None)
@@ -162,10 +183,9 @@ class ConvTransposeFunction(torch.autograd.Function):
             op.conv_transpose_grad_input(grad_output, weight, ctx.input_size, *ctx.rest)
             if by_input
             else None,
-            op.conv_transpose_grad_weight(grad_output, input, ctx.weight_size, *ctx.rest)
-            if by_weight
-            else None,
-            bias_gradient(grad_output, ctx.ndim) if by_bias else None,
+            *weight_and_bias_gradients(
+                grad_output, input, ctx.weight_size, (by_weight, by_bias), *ctx.rest
+            ),
             *(None for _ in range(1 + len(ctx.rest))),
         )
 

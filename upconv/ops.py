@@ -53,6 +53,8 @@ _SCHEMAS = (
     "conv_transpose_grad_weight(Tensor grad_output, Tensor input, SymInt[] weight_size, "
     f"{_PARAMETERS}) -> Tensor",
     "_grad_bias(Tensor grad_output, int ndim) -> Tensor",
+    "_grad_weight_and_bias(Tensor grad_output, Tensor input, SymInt[] weight_size, "
+    f"{_PARAMETERS}) -> (Tensor, Tensor)",
     # What the compiled side asks of Python: never on a call whose key it has seen before.
     f"_autograd(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> Tensor",
     f"_check(int ndim, Tensor input, Tensor weight, Tensor? bias, {_PARAMETERS}) -> ()",
@@ -233,6 +235,17 @@ def _gradient_unbuilt(
         return _aten_gradient(direction, grad_output, other, size, *rest)
 
 
+def _weight_and_bias_unbuilt(
+    grad_output: Tensor, input: Tensor, weight_size: Sequence[int], *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """Both, one after the other; the compiled side may have one kernel for them."""
+    with torch._C._AutoDispatchBelowAutograd():
+        weight = GRADIENTS["grad_weight"](grad_output, input, weight_size, *rest)
+        bias = torch.ops.upconv._grad_bias(grad_output, len(weight_size) - 2)
+    assert isinstance(bias, Tensor)
+    return weight, bias
+
+
 def _aten_gradient(direction: str, *arguments: Any) -> Tensor:
     """PyTorch's own; also what the compiled side asks for where the plan says so."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -293,6 +306,7 @@ def _register() -> None:
         _implement(name, "FuncTorchBatched", aten)
         torch.library.register_fake(f"upconv::{name}", aten, lib=_library)
     _implement("_grad_bias", "CompositeExplicitAutograd", autograd.aten_bias_gradient)
+    _implement("_grad_weight_and_bias", "CompositeExplicitAutograd", _weight_and_bias_unbuilt)
     _implement("_autograd", "CompositeImplicitAutograd", autograd.conv_transpose)
     _implement("_check", "CompositeImplicitAutograd", check_call)
     _implement("_aten_gradient", "CompositeExplicitAutograd", _aten_gradient)

@@ -219,8 +219,10 @@ def plan_of(key: Sequence[int]) -> Plan | None:
 
 
 def gradient_plan(forward: Plan, direction: str) -> Plan:
-    """The plan of a gradient of the same layer."""
-    problem = replace(forward.problem, direction=direction, bias=False)
+    """The plan of a gradient of the same layer. A GPU computes weight's and bias's together."""
+    with_bias = forward.hardware.kind == "cuda" and direction == "grad_weight"
+    bias = forward.problem.bias and with_bias
+    problem = replace(forward.problem, direction=direction, bias=bias)
     return make_plan(problem, forward.hardware, forced_kernel())
 
 

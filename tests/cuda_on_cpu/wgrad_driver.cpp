@@ -4,7 +4,7 @@
 
 extern "C" const char* upconv_wgrad_run(const int64_t* record, int64_t length, const void* x,
                                         int64_t x_bytes, const void* gy, int64_t gy_bytes, void* gw,
-                                        uint64_t seed) {
+                                        void* gb, uint64_t seed) {
   using namespace upconv;
   static WgradParams plan;
   plan = {};
@@ -15,6 +15,7 @@ extern "C" const char* upconv_wgrad_run(const int64_t* record, int64_t length, c
   plan.x = x;
   plan.gy = gy;
   plan.gw = gw;
+  plan.gb = gb;
   plan.workspace = workspace.data();
   if (sm90_wgrad(plan, nullptr)) return "the launch was refused";
   return end_run();

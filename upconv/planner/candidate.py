@@ -21,6 +21,8 @@ class Candidate:
     microseconds: float
     params: tuple[int, ...] = field(repr=False, default=())
     notes: tuple[str, ...] = ()
+    with_bias: bool = False
+    """The weight's gradient: the bias's comes with it."""
 
 
 @dataclass(frozen=True)

@@ -219,6 +219,12 @@ def _bias_pass(problem: Problem) -> float:
     return 2 * outputs * problem.element_bytes / COPY_TERABYTES / 1e6 if problem.bias else 0.0
 
 
+def bias_microseconds(problem: Problem) -> float:
+    """The bias's gradient by itself: our own sum over grad_output, two launches."""
+    outputs = problem.batch * problem.out_channels * prod(problem.out_size)
+    return outputs * problem.element_bytes / COPY_TERABYTES / 1e6 + CALL_MICROSECONDS
+
+
 def _depthwise_microseconds(problem: Problem) -> float:
     """Time for every output, and for every tap whether it meets an input or not.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import inf
@@ -149,6 +149,8 @@ def _answer(
     if kernel != forced and (reason := _hopeless(kernel, problem, hardware)):
         return Refusal(kernel, reason)
     answer = KERNELS[kernel](problem, hardware)
+    if isinstance(answer, Candidate):
+        answer = _with_bias_pass(answer, problem)
     if isinstance(answer, Refusal) or kernel == forced:
         return answer
     if on_trial(kernel, problem.direction, hardware):
@@ -168,7 +170,16 @@ def _aten(problem: Problem, hardware: Hardware) -> Candidate:
         estimate = cpu.aten_microseconds(problem, hardware)
         return Candidate(ATEN, estimate, notes=(cpu.aten_note(problem),))
     estimate = cuda_aten.aten_microseconds(problem)
-    return Candidate(ATEN, estimate, notes=(cuda_aten.aten_note(problem),))
+    answer = Candidate(ATEN, estimate, notes=(cuda_aten.aten_note(problem),))
+    return _with_bias_pass(answer, problem)
+
+
+def _with_bias_pass(candidate: Candidate, problem: Problem) -> Candidate:
+    """The weight's gradient, where the bias's is wanted too and does not come with it."""
+    if problem.direction != "grad_weight" or not problem.bias or candidate.with_bias:
+        return candidate
+    more = cuda_aten.bias_microseconds(problem)
+    return replace(candidate, microseconds=candidate.microseconds + more)
 
 
 def _expected(candidate: Candidate, hardware: Hardware) -> float:

@@ -13,260 +13,43 @@ integers that csrc/cuda/sm90_wgrad_params.h reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import product
-from math import gcd, prod
+from math import prod
 
+from . import sm90_wgrad_bias
 from .candidate import Candidate, Refusal
+from .cuda_aten import bias_microseconds
 from .problem import Hardware, Problem
 from .sm90 import legality
 from .sm90_area import up
 from .sm90_tiling import OPERANDS
+from .sm90_wgrad_bias import Sums
+from .sm90_wgrad_chunks import (
+    INT,
+    MAX_JOBS,
+    MAX_PLANES,
+    MAX_RUNS,
+    PRODUCERS,
+    UNIT,
+    Chunk,
+    box_layout,
+    chunks,
+    conflicts,
+    copy_bytes,
+    copy_input_bytes,
+    jobs_of,
+    passes,
+    point_step,
+    points_of_copy,
+)
 from .sm90_wgrad_cost import Blocks, ChunkWork, Split
-from .sm90_wgrad_jobs import ROWS, WARP_ROWS, WARPS, Form, Job, forms, jobs, tap_step
+from .sm90_wgrad_jobs import ROWS, WARPS, Form, Job, forms, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
-
-MAX_JOBS, MAX_PLANES, MAX_RUNS, MAX_STAGES = 64, 8, 9, 16
-"""How much the kernel's parameters hold, as in csrc/cuda/sm90_wgrad_params.h."""
-UNIT = 32
-"""Pixels that one set of registers covers."""
-PRODUCERS = 128
-FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
-"""Barriers and tables, the producers' notes, and slack after the last channel."""
-MAX_PIXELS = 128
-MAX_BOX = 256
-"""Points of a row of one box of the TMA."""
-SLABS = (128, 64, 32, 16)
-SLAB_ALIGNMENT = 1024
-"""Bytes after which the swizzle repeats."""
-INT = 2**31
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """One input row, `segment` columns of `images` images, and how it lies in shared memory."""
-
-    boxes: bool
-    """The TMA brings grad_output. Otherwise threads copy it."""
-    flat: int
-    """Boxes: 1: the rows of a slice of grad_output follow each other as one; 2: all of them do."""
-    classes: int
-    """Then: so many channels follow each other as one, too."""
-    together: bool
-    """Boxes: one has all images of a chunk, side by side in each channel."""
-    slab: int
-    """The TMA brings the input: so many bytes of a channel side by side. 0: threads copy it."""
-    segment: int
-    images: int
-    filled: int
-    segment_pitch: int
-    pitch: int
-    rows: int
-    input_bytes: int
-    plane_bytes: int
-    stage_bytes: int
-    stages: int
-    lag: int
-
-    @property
-    def pixels(self) -> int:
-        return self.segment * self.images
-
-
-def point_step(problem: Problem, form: Form) -> int:
-    """Elements of grad_output from one point of a plane to the next."""
-    return 1 if form.spread == 2 else problem.stride[2]
-
-
-def contiguous(problem: Problem, form: Form) -> bool:
-    """Do the points of a plane follow each other in memory?"""
-    return point_step(problem, form) * problem.element_bytes == form.point_bytes
-
-
-def copy_bytes(problem: Problem, form: Form) -> int:
-    """Bytes of one copy of grad_output; 2: element by element, which waits for memory."""
-    row = problem.out_size[2] * problem.element_bytes
-    if not contiguous(problem, form):
-        return form.point_bytes
-    return next((size for size in (16, 8, 4) if row % size == 0), 2)
-
-
-def points_of_copy(problem: Problem, form: Form) -> int:
-    return max(max(copy_bytes(problem, form), 4) // form.point_bytes, 1)
-
-
-def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
-    """The jobs of a form, with planes that start where copies may."""
-    return jobs(problem, form, 16 // form.point_bytes if boxes else points_of_copy(problem, form))
-
-
-def box_layout(problem: Problem, form: Form) -> tuple[int, int] | None:
-    """How the TMA sees grad_output, of which something must begin on 16 bytes: flat and classes.
-
-    Rows do, or slices of which the rows follow each other as one (1), or every channel, every
-    second or every fourth (2). Rows that follow each other must leave out no column, and channels
-    no row and no slice either: what lies beyond them would not be zero.
-    """
-    row = problem.out_size[2] * problem.element_bytes
-    slice_bytes, volume = row * problem.out_size[1], row * prod(problem.out_size[:2])
-    if not contiguous(problem, form):
-        return None
-    if row % 16 == 0:
-        return 0, 1
-    if slice_bytes % 16 == 0 and problem.padding[2] == 0:
-        return 1, 1
-    classes, rows = 16 // gcd(volume, 16), plane_rows(problem)
-    # A warp multiplies 16 rows of one class, and the classes of all planes are complete.
-    whole = rows % (WARP_ROWS * classes) == 0 and problem.out_channels % rows == 0
-    fits = classes * prod(problem.out_size) < INT and (whole or classes == 1)
-    return (2, classes) if fits and not any(problem.padding) else None
-
-
-def plane_rows(problem: Problem) -> int:
-    """Channels of a plane."""
-    return min(up(problem.out_channels, WARP_ROWS), ROWS)
-
-
-def copy_input_bytes(problem: Problem) -> int:
-    """Bytes of one copy of the input."""
-    row = problem.in_size[2] * problem.element_bytes
-    return next((size for size in (16, 8, 4) if row % size == 0), 2)
-
-
-def slab_bytes(problem: Problem, segment: int) -> int:
-    """Bytes of a channel that the TMA brings side by side; 0 where it cannot.
-
-    Rows of the input begin on 16 bytes, and what they have in a chunk is whole slabs.
-    """
-    if copy_input_bytes(problem) < 16:
-        return 0
-    return next((b for b in SLABS if segment * problem.element_bytes % b == 0), 0)
-
-
-def input_size(form: Form, pixels: int, slab: int) -> int:
-    """Shared memory of the input of a chunk."""
-    if slab:
-        return pixels * form.n * form.element_bytes
-    return up(pixels // UNIT * unit_bytes(form), 128)
-
-
-def unit_bytes(form: Form) -> int:
-    """Shared memory of a unit of pixels of copied input: vectors, spread over the banks."""
-    spare = 32 if form.pairs and form.element_bytes == 2 else 16
-    return UNIT * form.element_bytes // 16 * (form.n * 16 + spare)
-
-
-def segments(problem: Problem) -> Iterator[tuple[int, int]]:
-    """Columns and images of the chunks to consider."""
-    images_there = problem.batch * problem.in_size[0]
-    near = problem.in_channels * prod(problem.in_size) * 16 < INT
-    for pixels in range(UNIT, MAX_PIXELS + 1, UNIT):
-        for segment in range(8, pixels + 1, 8):
-            images = pixels // segment
-            if pixels % segment or images > images_there:
-                continue
-            if segment <= up(problem.in_size[2], UNIT) and (images == 1 or near):
-                yield segment, images
-
-
-def spread_out(form: Form, points: int) -> int:
-    """So many points or more that rows fall into different banks."""
-    return points + ((8 - points) % 16 if form.in_order else (4 - points) % 8)
-
-
-def box_pitches(
-    problem: Problem, form: Form, segment: int, images: int, halo: int
-) -> Iterator[tuple[bool, int, int, int]]:
-    """Boxes of a chunk: together or not, their points, those of a segment and of a channel."""
-    layout = box_layout(problem, form)
-    assert layout is not None
-    strip, vector = segment * form.spread, 16 // form.point_bytes
-    # Flat ones begin up to 15 bytes before the plane.
-    needed = max(strip - form.spread + 1 + halo, strip) + (vector - 1 if layout[0] else 0)
-    if layout[0] == 2 and problem.in_size[0] > 1 and images > 1:
-        return  # slices begin at different places of 16 bytes
-    pitch = spread_out(form, needed)
-    yield False, pitch, plane_rows(problem) * pitch, pitch
-    if images > 1 and problem.in_size[0] == 1:
-        least = up(needed, vector)
-        widths = range(least, least + 8 * vector, vector)
-        best = min(widths, key=lambda w: (conflicts(form, segment, images, w, w * images), w))
-        yield True, best, best, best * images
-
-
-def chunks(
-    problem: Problem, form: Form, job_list: list[Job], boxes: bool, hardware: Hardware
-) -> Iterator[Chunk]:
-    """Every chunk that the producers can bring and that fits shared memory."""
-    planes_of = [job.planes for job in job_list]
-    halo = max(job.halo(planes) for job, planes in zip(job_list, planes_of, strict=True))
-    planes = max(map(len, planes_of))
-    extra = max(job.extra_rows for job in job_list)
-    per_copy = points_of_copy(problem, form)
-    rows = plane_rows(problem)
-    flat, classes = (box_layout(problem, form) if boxes else None) or (0, 1)
-    for segment, images in segments(problem):
-        if flat and problem.in_size[2] % segment:
-            continue  # beyond the input are zeros, which a NaN of the next row would survive
-        strip = segment * form.spread
-        if boxes:
-            layouts = list(box_pitches(problem, form, segment, images, halo))
-        else:
-            filled = up(max(strip - form.spread + 1 + halo, strip), max(4, per_copy))
-            layouts = [(False, filled, filled, spread_out(form, images * filled))]
-            if images * max(strip, filled - strip) // per_copy > PRODUCERS:
-                continue
-        for together, filled, segment_pitch, pitch in layouts:
-            each = images if boxes and not together else 1
-            if boxes and (planes * each * classes > PRODUCERS or filled > MAX_BOX):
-                continue
-            plane_bytes = each * rows * pitch * form.point_bytes
-            slab = slab_bytes(problem, segment) if boxes else 0
-            input_bytes = input_size(form, segment * images, slab)
-            stage = up(input_bytes + planes * plane_bytes, SLAB_ALIGNMENT if slab else 128)
-            stages = min((hardware.shared_memory - FIXED_BYTES) // stage, MAX_STAGES)
-            # The consumers have one chunk at hand and one to come; the rest is on its way.
-            lag = min(max(stages - extra - 2, 1), 3)
-            if stages < lag + extra + 1:
-                continue
-            layout = (segment, images, filled, segment_pitch, pitch, rows)
-            sizes = (input_bytes, plane_bytes, stage, stages, lag)
-            yield Chunk(boxes, flat, classes, together, slab, *layout, *sizes)
-
-
-@cache
-def conflicts(form: Form, segment: int, images: int, segment_pitch: int, pitch: int) -> float:
-    """How many times as long as without bank conflicts the consumers read their windows."""
-    if form.in_order:  # every lane a word, 8 channels and 4 words in a row
-        return _most_in_a_bank([row * pitch // 2 + t for row in range(8) for t in range(4)], 1)
-    pieces = [
-        i * segment_pitch + first * form.spread
-        for i in range(images)
-        for first in range(0, segment, 8)
-    ]
-    times = []
-    for unit in range(0, len(pieces), 4):
-        four = pieces[unit : unit + 4]
-        if form.spread == 2:  # halves of the unit one after the other, 8 points a lane
-            starts = [[four[h + t // 2] + t % 2 * 8 for t in range(4)] for h in (0, 2)]
-        else:
-            starts = [four]
-        # Vectors of 16 bytes are read by 8 lanes at a time: two channels.
-        times += [_most_in_a_bank([r * pitch + at for r in (0, 1) for at in s], 4) for s in starts]
-    return sum(times) / len(times)
-
-
-def _most_in_a_bank(words: list[int], width: int) -> int:
-    banks = [word % 32 // width for word in words]
-    return max(banks.count(bank) for bank in banks)
-
-
-def passes(channels: int, row: int, beside: int = 1) -> int:
-    """Channels of one producer thread: so many lie side by side, a power of two that divides."""
-    jump = beside << (PRODUCERS // beside // row).bit_length() - 1
-    return channels // min(jump, channels & -channels)
+MOST_SUMS = 40
+"""Plans, the fastest ones, that are looked at for the bias's gradient on the way."""
+Option = tuple[Form, list[Job], Chunk, Split]
 
 
 def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWork:
@@ -286,7 +69,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     copies = sum(passes(chunk.rows, chunk.images * part // per_copy) for part in parts_of_row)
     copies *= len(planes)
     copy_input = copy_input_bytes(problem)
-    squares = not form.in_order and copy_input >= 8
+    squares = form.woven and copy_input >= 8
     if chunk.slab:
         brought = words = 0
         boxes += chunk.pixels * element // chunk.slab
@@ -294,9 +77,10 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         words = 4 * passes(form.n, units * (1 if small else 2), 8)
         brought = words * 16 // copy_input
     else:
-        words = brought = passes(form.n, chunk.pixels * element // max(copy_input, 4))
+        brought = passes(form.n, chunk.pixels * element // max(copy_input, 4))
+        words = brought * (copy_input // 4 if form.single and not small else 1)
     parts = 2 if form.spread == 2 and form.run > 2 else 1
-    together = 2 if form.groups > 1 and form.spread == 1 else 1
+    together = 2 if form.groups > 1 and (form.spread == 1 or form.single) else 1
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
     window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
     window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
@@ -314,7 +98,7 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         read=chunk.images * read,
         copies=copies + brought,
         rounded=words if squares or not small else 0,
-        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and not form.in_order else 0,
+        woven=form.n * units * element * 2 / PRODUCERS if chunk.slab and form.woven else 0,
         copied=float(not chunk.slab),
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
@@ -360,10 +144,10 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     if reason:
         return Refusal(KERNEL, reason)
     problem = flat(problem)
-    best = min(options(problem, hardware), key=lambda o: o[3].microseconds, default=None)
+    best = choose(problem, hardware)
     if best is None:
         return Refusal(KERNEL, "no chunk fits: too many taps, channels or phases")
-    form, job_list, chunk, split = best
+    microseconds, sums, (form, job_list, chunk, split) = best
     by = "the TMA" if chunk.slab else "copies, grad_output by the TMA" if chunk.boxes else "copies"
     notes = (
         f"{len(job_list)} jobs of {form.consumers} warpgroups, each {form.groups} runs of"
@@ -372,12 +156,35 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         f" {sum(split.workers) / len(job_list):.0f} blocks share the pixels of a job",
         f"workspace {split.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         f"most of the time goes to {split.bound}",
+        *(("adds up the bias's gradient on the way",) if sums else ()),
     )
-    params = record(problem, form, job_list, chunk, split)
-    return Candidate(KERNEL, split.microseconds, params, notes)
+    params = record(problem, form, job_list, chunk, split, sums)
+    return Candidate(KERNEL, microseconds, params, notes, sums is not None)
 
 
-def options(problem: Problem, hardware: Hardware) -> Iterator[tuple[Form, list[Job], Chunk, Split]]:
+def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Option] | None:
+    """The plan with the least expected time, and what it adds to the bias's gradient.
+
+    Where that gradient is wanted too, a plan that adds nothing to it takes a pass more.
+    """
+    plans = sorted(options(problem, hardware), key=lambda plan: plan[3].microseconds)
+    if not plans:
+        return None
+    best: tuple[float, Sums | None, Option] = plans[0][3].microseconds, None, plans[0]
+    if not problem.bias:
+        return best
+    limit = best[0] + bias_microseconds(problem)
+    for plan in plans[:MOST_SUMS]:
+        form, job_list, chunk, split = plan
+        if split.microseconds < limit and (found := sm90_wgrad_bias.sums(problem, *plan[:3])):
+            blocks = blocks_of(problem, form, job_list, chunk, hardware)
+            planes = [sum(map(bool, each)) for each in found]
+            if (expected := blocks.with_sums(split.workers, planes)) < limit:
+                limit, best = expected, (expected, found, plan)
+    return best
+
+
+def options(problem: Problem, hardware: Hardware) -> Iterator[Option]:
     """Every legal plan of a 3-D problem, with its expected time."""
     for form, boxes in product(forms(problem), (False, True)):
         if boxes and box_layout(problem, form) is None:
@@ -456,21 +263,27 @@ def fields(
 
 
 def record(
-    problem: Problem, form: Form, job_list: list[Job], chunk: Chunk, split: Split
+    problem: Problem,
+    form: Form,
+    job_list: list[Job],
+    chunk: Chunk,
+    split: Split,
+    sums: Sums | None = None,
 ) -> tuple[int, ...]:
     """The plan as integers."""
     result = list(fields(problem, form, job_list, chunk, split).values())
-    for job, workers in zip(job_list, split.workers, strict=True):
-        result += job_record(job, workers)
+    none = tuple((0,) * len(job.planes) for job in job_list)
+    for job, workers, added in zip(job_list, split.workers, sums or none, strict=True):
+        result += job_record(job, workers, added)
     return tuple(result)
 
 
-def job_record(job: Job, workers: int) -> list[int]:
+def job_record(job: Job, workers: int, sums: tuple[int, ...]) -> list[int]:
     planes, form = job.planes, job.form
     result = [job.shift_y, job.extra_rows, len(planes), len(job.consumers), workers]
-    for plane in planes:
-        result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start]
-    result += [0] * 5 * (MAX_PLANES - len(planes))
+    for plane, added in zip(planes, sums, strict=True):
+        result += [plane.channel, plane.depth, plane.phase_y, plane.phase_x, plane.start, added]
+    result += [0] * 6 * (MAX_PLANES - len(planes))
     nothing = [0] * 8
     slots = [nothing] * MAX_RUNS * WARPS
     for c, products in enumerate(job.consumers):

@@ -18,7 +18,7 @@ from .problem import Problem
 from .sm90_cost import CLOCK_MHZ, DRAM_BYTES
 
 if TYPE_CHECKING:
-    from .sm90_wgrad import Chunk
+    from .sm90_wgrad_chunks import Chunk
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
@@ -50,6 +50,9 @@ LAUNCH_MICROSECONDS = 12.0
 ADD_BYTES = 2.5e6
 """Partial sums read or written in a microsecond."""
 MAX_WORKSPACE = 64 * 2**20
+SUM_CYCLES = {2: 700.0, 4: 700.0}
+"""What a plane of a chunk that is added to the bias's gradient costs, by the bytes of an element;
+with float32 the consumers' rounding included."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,19 @@ class Blocks:
         bound = self.work[slowest].bound if cycles > self.memory[0] else "memory"
         microseconds = total / CLOCK_MHZ + self.besides(workers)
         return Split(workers, self.workspace(workers), microseconds, bound)
+
+    def with_sums(self, workers: tuple[int, ...], planes: Sequence[int]) -> float:
+        """Expected microseconds where each job adds so many planes to the bias's gradient.
+
+        Blocks of input channels take turns.
+        """
+        each = SUM_CYCLES[self.problem.element_bytes] / self.channel_blocks
+        cycles = max(
+            self.cycles(job, workers[job]) * (1 + each * planes[job] / self.work[job].cycles)
+            for job in range(len(workers))
+        )
+        total = self.total(self.rounds(workers) * cycles)
+        return total / CLOCK_MHZ + self.besides(workers)
 
     def splits(self) -> Iterator[Split]:
         """Ways to give rows of strips of images to workers."""

@@ -61,6 +61,16 @@ class Form:
         return self.element_bytes == 2 and not self.pairs
 
     @property
+    def single(self) -> bool:
+        """Pairs with single taps: both phases of a pixel are read as one."""
+        return self.pairs and self.run == 1
+
+    @property
+    def woven(self) -> bool:
+        """Pixels of the input change places, so that taps share registers."""
+        return not (self.in_order or self.single)
+
+    @property
     def spread(self) -> int:
         """Points of a plane from one input column to the next. A 16-bit pair is one point."""
         return 2 if self.pairs and self.element_bytes == 4 else 1
@@ -174,14 +184,16 @@ class Job:
     def windows(self, products: tuple[Product, ...]) -> int:
         """How often a warpgroup reads points for its products.
 
-        Both width phases of 16-bit pairs find single taps in the same words, which are read once.
+        Both width phases of pairs find single taps in the same words, which are read once.
         """
-        if not (self.form.pairs and self.form.element_bytes == 2 and self.form.run == 1):
+        if not self.form.single:
             return len(products)
-        planes = self.planes
-        return len(
-            {tuple((c, r.shift_y, self.place(planes, c, r)) for c, r in p) for p in products}
-        )
+
+        def words(channel: int, run: Run) -> tuple[int, ...]:
+            plane, offset = self.place(self.planes, channel, run) or (0, 0)
+            return channel, run.shift_y, plane, offset // self.form.spread
+
+        return len({tuple(words(*share) for share in p) for p in products})
 
     def halo(self, planes: list[Plane]) -> int:
         """Points beyond the last column's first that its taps reach."""

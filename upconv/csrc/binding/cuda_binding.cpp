@@ -193,8 +193,9 @@ std::optional<Tensor> run(const Stack& stack) {
 // ------------------------------------------------------------------------------------------------
 // Gradients
 
+// With the bias's gradient where the plan adds it up on the way: plans do for keys that ask for it.
 Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPointer& plan,
-                    const GradientCall& call) {
+                    const GradientCall& call, Tensor* bias) {
   const Tensor &gy = call.grad_output, &other = call.other;
   const c10::cuda::CUDAGuard guard(gy.device());
   const cudaStream_t stream = c10::cuda::getCurrentCUDAStream().stream();
@@ -211,14 +212,22 @@ Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPoin
     workspace = empty_cuda({kernel.workspace_bytes(plan->prepared.get())}, at::kByte, gy.device(),
                            at::MemoryFormat::Contiguous);
   }
-  const Operands operands{(by_weight ? second : dense).const_data_ptr(),
-                          (by_weight ? dense : second).const_data_ptr(), nullptr,
-                          result.mutable_data_ptr(),
-                          workspace.defined() ? workspace.mutable_data_ptr() : nullptr};
+  Operands operands{(by_weight ? second : dense).const_data_ptr(),
+                    (by_weight ? dense : second).const_data_ptr(), nullptr,
+                    result.mutable_data_ptr(),
+                    workspace.defined() ? workspace.mutable_data_ptr() : nullptr};
+  if (kernel.adds_bias != nullptr && kernel.adds_bias(plan->prepared.get())) {
+    TORCH_CHECK(bias != nullptr, "upconv: a plan with the bias's gradient for a call without it");
+    *bias = empty_cuda({key[kKeyOutChannels]}, gy.scalar_type(), gy.device(),
+                       at::MemoryFormat::Contiguous);
+    operands.bias_gradient = bias->mutable_data_ptr();
+  }
   check(kernel.launch(plan->prepared.get(), operands, multiprocessors(gy.device().index()), stream),
         kernel.name, key);
   return result;
 }
+
+Tensor grad_bias(const Tensor& gy, int64_t ndim);
 
 struct CudaGradients {
   static constexpr DeviceKind kKind = kCuda;
@@ -226,9 +235,11 @@ struct CudaGradients {
   static bool tf32() { return conv_tf32_allowed(); }
   static int64_t threads() { return 0; }
   static bool complete(const PlanKey& key, PlanRecord& plan) { return record_complete(key, plan); }
-  static Tensor run(const PlanKey& key, const PlanPointer& plan, const GradientCall& call) {
-    return run_gradient(*kernel_of(*plan), key, plan, call);
+  static Tensor run(const PlanKey& key, const PlanPointer& plan, const GradientCall& call,
+                    Tensor* bias = nullptr) {
+    return run_gradient(*kernel_of(*plan), key, plan, call, bias);
   }
+  static Tensor bias(const Tensor& gy, int64_t ndim) { return grad_bias(gy, ndim); }
 };
 
 // The sum of grad_output over everything but its channels. What is not dense (a gradient that was
@@ -296,6 +307,7 @@ TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose3d", kernel<3, run<3>>());
   library.impl("conv_transpose_grad_input", gradient_kernel<CudaGradients, kGradInput>());
   library.impl("_grad_bias", grad_bias);
+  library.impl("_grad_weight_and_bias", gradient_kernel<CudaGradients, kGradWeight, true>());
 }
 
 TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {

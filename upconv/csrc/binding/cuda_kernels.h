@@ -73,7 +73,8 @@ struct Operands {
   const void* weight;
   const void* bias;  // null where there is none
   void* output;
-  void* workspace = nullptr;  // of the size that the kernel asks for
+  void* workspace = nullptr;      // of the size that the kernel asks for
+  void* bias_gradient = nullptr;  // for plans whose kernel adds it up on the way
 };
 
 struct CudaKernel {
@@ -88,6 +89,7 @@ struct CudaKernel {
   cudaError_t (*pack)(const void* plan, const void* weight, void* packed, cudaStream_t);
   cudaError_t (*launch)(const void* plan, const Operands&, int multiprocessors, cudaStream_t);
   int64_t (*workspace_bytes)(const void* plan) = nullptr;  // null: none needed
+  bool (*adds_bias)(const void* plan) = nullptr;           // null: none of its plans does
 };
 
 // ------------------------------------------------------------------------------------------------
@@ -161,9 +163,11 @@ inline CudaKernel wgrad_kernel() {
     params.x = operands.input;
     params.gy = operands.weight;
     params.gw = operands.output;
+    params.gb = operands.bias_gradient;
     params.workspace = static_cast<float*>(operands.workspace);
     return sm90_wgrad(params, stream);
   };
+  kernel.adds_bias = [](const void* plan) { return static_cast<const WgradParams*>(plan)->sums; };
   kernel.workspace_bytes = [](const void* plan) {
     return wgrad_workspace_bytes(*static_cast<const WgradParams*>(plan));
   };

@@ -1,7 +1,9 @@
 // The gradient operators of a device: key, plan, and PyTorch's convolutions where the plan says so.
 //
 // A device is a struct with its kind, its table of plans, the settings that enter a key, `complete`
-// (see plan_for) and `run`, which computes a gradient by a kernel of ours.
+// (see plan_for) and `run`, which computes a gradient by a kernel of ours. One that is also asked
+// for the weight's and the bias's gradient together has `bias`, which computes the latter by
+// itself.
 #pragma once
 
 #include "common.h"
@@ -29,7 +31,7 @@ struct GradientCall {
 // False also where the layouts of the two tensors differ, and where sizes do not fit: those are no
 // part of the key, and a kernel would read outside the tensor.
 inline bool fill_gradient_key(PlanKey& key, const GradientCall& call, Direction direction,
-                              DeviceKind kind, bool tf32, int64_t threads) {
+                              DeviceKind kind, bool tf32, int64_t threads, bool bias = false) {
   const Tensor &gy = call.grad_output, &other = call.other;
   const bool by_weight = direction == kGradWeight;
   const at::IntArrayRef x = by_weight ? other.sizes() : at::IntArrayRef(call.size);
@@ -51,7 +53,7 @@ inline bool fill_gradient_key(PlanKey& key, const GradientCall& call, Direction 
   if (last && !(last == counted && batched)) return false;
   for (const int64_t value :
        {int64_t{kind}, int64_t{gy.device().has_index() ? gy.device().index() : 0}, dtype,
-        int64_t{last != 0}, int64_t{dtype == 0 && tf32}, int64_t{0}, threads, int64_t{ndim},
+        int64_t{last != 0}, int64_t{dtype == 0 && tf32}, int64_t{bias}, threads, int64_t{ndim},
         batched ? x[0] : int64_t{1}, w[0], w[1] * call.groups, call.groups, int64_t{direction}})
     key.push(value);
   for (int i = 0; i < ndim; ++i) key.push(x[x.size() - ndim + i]);
@@ -79,13 +81,14 @@ inline Stack with_direction(Direction direction, const Stack& stack) {
   return result;
 }
 
-// The gradient by our kernel, or by PyTorch's convolutions where the plan says so.
-template <typename Device, Direction direction>
+// The gradient by our kernel, or by PyTorch's convolutions where the plan says so. With `kBias` the
+// bias's comes second.
+template <typename Device, Direction direction, bool kBias = false>
 void gradient(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   const GradientCall call(*stack);
   PlanKey key;
-  const bool known =
-      fill_gradient_key(key, call, direction, Device::kKind, Device::tf32(), Device::threads());
+  const bool known = fill_gradient_key(key, call, direction, Device::kKind, Device::tf32(),
+                                       Device::threads(), kBias);
   PlanPointer plan = known ? Device::cache().find(key) : nullptr;
   if (plan == nullptr) {
     static const c10::OperatorHandle check_gradient = find_operator("upconv::_check_gradient");
@@ -93,22 +96,28 @@ void gradient(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
     check_gradient.callBoxed(arguments);
     if (known) plan = make_plan_of(Device::cache(), key, Device::complete);
   }
-  Tensor result;
+  Tensor result, bias;
   if (plan == nullptr || plan->kernel == kAten) {
     static const c10::OperatorHandle aten_gradient = find_operator("upconv::_aten_gradient");
     Stack arguments = with_direction(direction, *stack);
     aten_gradient.callBoxed(arguments);
     result = arguments.at(0).toTensor();
+  } else if constexpr (kBias) {
+    result = Device::run(key, plan, call, &bias);
   } else {
     result = Device::run(key, plan, call);
   }
+  if constexpr (kBias) {
+    if (!bias.defined()) bias = Device::bias(call.grad_output, call.size.size() - 2);
+  }
   torch::jit::drop(*stack, kArguments);
   stack->emplace_back(std::move(result));
+  if (kBias) stack->emplace_back(std::move(bias));
 }
 
-template <typename Device, Direction direction>
+template <typename Device, Direction direction, bool kBias = false>
 torch::CppFunction gradient_kernel() {
-  return torch::CppFunction::makeFromBoxedFunction<&gradient<Device, direction>>();
+  return torch::CppFunction::makeFromBoxedFunction<&gradient<Device, direction, kBias>>();
 }
 
 }  // namespace upconv

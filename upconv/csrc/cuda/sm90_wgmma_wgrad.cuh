@@ -30,9 +30,11 @@
 //        consumers   C warpgroups, each with its own taps or channels, on the same chunks
 // Pipelines: raw[stage]    the input's bytes, where producers have yet to change their order
 //            full[stage]   128 producer threads and the bytes of all boxes -> consumers may read
-//            empty[stage]  each consumer arrives once  -> producers may fill again
+//            empty[stage]  each consumer arrives once, and each warp of the producers where they
+//                          add up the bias's gradient  -> producers may fill again
 #pragma once
 
+#include "sm90_wgrad_add.cuh"
 #include "sm90_wgrad_consumer.cuh"
 #include "sm90_wgrad_producers.cuh"
 
@@ -52,9 +54,11 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(memory);
   if (threadIdx.x == 0) {
+    // Producers that add up a chunk give it back as well, each warp once.
+    const int readers = C + (p.job[Share(p).job].sums > 0 ? kProducers / 32 : 0);
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
-      ptx::barrier_init(shared.empty + 8 * i, C);
+      ptx::barrier_init(shared.empty + 8 * i, readers);
       ptx::barrier_init(shared.raw + 8 * i, 1);
     }
     ptx::barrier_init_fence();
@@ -70,53 +74,19 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, N, kPairs>(p, shared, gy, x).run();
+    Producer<Operand, N, kPairs, T>(p, shared, gy, x).run();
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
-    // TF32 has a consumer for what the TMA has rounded: 3 of 4 instructions of a window less.
+    // TF32 has a consumer for what the TMA has rounded: 3 of 4 instructions of a window less. For
+    // the bias's gradient it does not round.
     constexpr bool kRounds = sizeof(typename Operand::Element) == 4;
-    if (kRounds && boxes(p)) {
+    if (kRounds && boxes(p) && !p.sums) {
       Consumer<Operand, N, G, T, kPairs, kRounds>(p, shared, c).run(c);
     } else {
       Consumer<Operand, N, G, T, kPairs, false>(p, shared, c).run(c);
     }
   }
-}
-
-// --- Adding up -------------------------------------------------------------------------------
-
-// One thread an accumulator: its sums of all workers, in order, to its place in the weight.
-template <typename Operand>
-__global__ void __launch_bounds__(128) sm90_wgrad_add(const __grid_constant__ WgradParams p) {
-  const int half = p.tile_n / 2, sums = p.groups * p.run * half;
-  int rest = blockIdx.x;
-  const int i = rest % sums;
-  rest /= sums;
-  const int c = rest % p.consumers;
-  rest /= p.consumers;
-  const int number = rest % p.jobs, channels = rest / p.jobs;
-  const WgradJob& job = p.job[number];
-  const int first_in = channels * p.tile_n;
-  const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x / 32];
-  const int tap = i / half % p.run;
-  if (c >= job.consumers || tap >= run.count) return;
-  const int64_t block_sums = static_cast<int64_t>(p.consumers) * sums * 128;
-  const float* source = p.workspace + static_cast<int64_t>(c * sums + i) * 128 + threadIdx.x;
-  float sum = 0.f;
-#pragma unroll 8
-  for (int worker = 0; worker < job.workers; ++worker)
-    sum += source[block_of(p, worker, number, channels) * block_sums];
-  const int r = i % half, lane = threadIdx.x % 32;
-  const int out = channel_of_row(p, run.channel + lane / 4 + r / 2 % 2 * 8);
-  const int in = first_in + r / 4 * 8 + lane % 4 * 2 + r % 2;
-  if (out >= p.out_channels || in >= p.in_channels) return;
-  // What pairs channels of different groups is not stored.
-  const int group = out / p.out_group;
-  if (group != in / p.in_group) return;
-  static_cast<typename Operand::Element*>(
-      p.gw)[(static_cast<int64_t>(in - group) * p.out_group + out) * p.taps + run.tap +
-            tap * p.tap_step] = Operand::from_float(sum);
 }
 
 }  // namespace upconv::wgrad

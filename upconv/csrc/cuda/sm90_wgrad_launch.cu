@@ -1,6 +1,8 @@
 // Plan integers -> WgradParams, and the choice of the operand type.
 #include "sm90_wgrad_launch.h"
 
+#include <algorithm>
+
 #include "sm90_wgrad_layout.cuh"
 
 namespace upconv {
@@ -16,6 +18,8 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
+  plan->sums = false;
+  std::fill_n(plan->end_job, kWgradBlocks, int16_t{0});
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
   wgrad::describe_operand(plan);
@@ -26,12 +30,19 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
          {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers, &job.workers})
       *field = static_cast<int16_t>(take());
     if (job.workers < plan->workers) return false;
+    job.sums = job.sum_channel = 0;
     job.more = static_cast<int16_t>(more);
     more += job.workers - plan->workers;
     for (WgradPlane& plane : job.plane) {
       for (int16_t* field :
-           {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start})
+           {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start, &plane.sum})
         *field = static_cast<int16_t>(take());
+      if (plane.sum == 0) continue;
+      // One register adds up all planes of a job.
+      if (job.sums > 0 && job.sum_channel != plane.channel) return false;
+      ++job.sums;
+      job.sum_channel = plane.channel;
+      plan->sums = true;
     }
     for (auto& warps : job.run) {
       for (WgradRun& run : warps) {
@@ -39,16 +50,22 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
           *field = static_cast<int8_t>(take());
         run.channel = static_cast<int16_t>(take());
         run.tap = static_cast<int16_t>(take());
+        const int block = run.channel / wgrad::kRows;
+        if (run.count == 0 || block >= kWgradBlocks) continue;
+        if (plan->end_job[block] == 0) plan->first_job[block] = static_cast<int16_t>(i);
+        plan->end_job[block] = static_cast<int16_t>(i + 1);
       }
     }
   }
-  return at == length;
+  const int64_t sums = plan->groups * plan->run * (plan->tile_n / 2) * 128;
+  plan->bias_at = wgrad_blocks(*plan) * plan->consumers * sums;
+  // The producers add up what lies in shared memory in the TMA's order.
+  return at == length && (!plan->sums || wgrad::slabs(*plan));
 }
 
 int64_t wgrad_workspace_bytes(const WgradParams& plan) {
-  const int64_t blocks = wgrad_blocks(plan);
-  const int64_t sums = plan.groups * plan.run * (plan.tile_n / 2) * 128;
-  return blocks * plan.consumers * sums * static_cast<int64_t>(sizeof(float));
+  const int64_t bias = plan.sums ? wgrad_blocks(plan) * wgrad::kProducers : 0;
+  return (plan.bias_at + bias) * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t sm90_wgrad(const WgradParams& plan, cudaStream_t stream) {

@@ -41,10 +41,10 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   const cuuint32_t box[] = {static_cast<cuuint32_t>(p.filled), 1, 1,
                             static_cast<cuuint32_t>(p.together ? p.images : 1),
                             static_cast<cuuint32_t>(wgrad::class_rows(p))};
-  // TF32 is rounded to nearest; all other numbers are bits.
-  const auto type = p.operand == 0 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                    : point == 4   ? CU_TENSOR_MAP_DATA_TYPE_UINT32
-                                   : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  // TF32 is rounded to nearest, but for the bias's gradient; all other numbers are bits.
+  const auto type = p.operand == 0 && !p.sums ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                    : point == 4              ? CU_TENSOR_MAP_DATA_TYPE_UINT32
+                                              : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.gy), sizes, steps_of, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -84,9 +84,10 @@ template <typename Operand, int C, int N, int G, int T, bool kPairs>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
   auto add = wgrad::sm90_wgrad_add<Operand>;
-  constexpr int kThreads = 128 * (C + 1), kAddThreads = 128;
-  const int bytes = wgrad::shared_bytes(p), kinds = p.jobs * p.channel_blocks;
-  const int blocks = wgrad_blocks(p), add_blocks = kinds * C * G * T * (N / 2);
+  constexpr int kThreads = 128 * (C + 1);
+  const int bytes = wgrad::shared_bytes(p), blocks = wgrad_blocks(p);
+  const int add_blocks = wgrad::add_blocks(p), add_bytes = wgrad::add_bytes(p);
+  const int add_threads = wgrad::add_threads(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -96,7 +97,7 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  add<<<add_blocks, kAddThreads, 0, stream>>>(p);
+  add<<<add_blocks, add_threads, add_bytes, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -22,11 +22,12 @@ constexpr int kRows = 64;         // most channels of a plane of grad_output
 
 // How the input lies in shared memory. "Woven": word 8 t + v (16-bit pairs: 4 t + v) of a unit is
 // word t of vector v; TF32 pairs do so in either half of a unit, with 4 t + v. 16-bit types without
-// pairs keep their pixels in order.
-template <typename Operand, bool kPairs>
+// pairs keep their pixels in order, and so do pairs with single taps, which have no registers to
+// share: weaving was a fifth of the shared memory's traffic where kernel = stride.
+template <typename Operand, bool kPairs, int T>
 struct Shape {
   static constexpr int kElement = sizeof(typename Operand::Element);
-  static constexpr bool kWoven = kPairs || kElement == 4;
+  static constexpr bool kWoven = kPairs ? T > 1 : kElement == 4;
   static constexpr int kWords = kUnit * kElement / 4;  // of a channel in one unit
   static constexpr int kVectors = kWords / 4;          // 16-byte vectors of the same
   // Words of a channel that lie side by side in memory and go to vectors of their own.
@@ -113,7 +114,7 @@ struct Shared {
 // anywhere; in a slab they follow each other.
 inline void describe_operand(WgradParams* plan) {
   WgradParams& p = *plan;
-  const bool small = element_bytes(p) == 2, woven = p.pairs || !small;
+  const bool small = element_bytes(p) == 2, woven = p.pairs ? p.run > 1 : !small;
   if (slabs(p)) {
     const uint32_t rows = 8 * p.slab >> 4, slab = p.tile_n * p.slab >> 4;
     const uint32_t mode = p.slab == 128 ? 1 : p.slab == 64 ? 2 : p.slab == 32 ? 3 : 0;

@@ -12,6 +12,7 @@ constexpr int kWgradPlanes = 8;  // parts of grad_output that one job reads
 constexpr int kWgradRuns = 9;    // runs of one warp slot of a job: warpgroups times runs of each
 constexpr int kWgradWarps = 4;   // of a warpgroup: 16 channels of grad_output each
 constexpr int kWgradMaxStages = 16;
+constexpr int kWgradBlocks = 16;  // of 64 channels of grad_output, whose jobs are known
 
 // Scalars, all int. Point q of plane (phase_y, phase_x) is grad_output's column
 // q * step_x + phase_x; a tap pairs the input's column i with point i * spread + shift. An "image"
@@ -71,6 +72,7 @@ struct WgradPlane {
   int16_t depth;    // its slice along the depth, relative to the input's times step_z
   int16_t phase_y, phase_x;
   int16_t start;  // point of the plane that lies under column 0 of the input
+  int16_t sum;    // so many slices of the input, the last ones, add it to the bias's gradient
 };
 
 // The taps of 16 channels of grad_output: one warp's share of a product.
@@ -92,6 +94,8 @@ struct WgradJob {
   int16_t consumers;  // warpgroups that have taps; the others pass chunks on
   int16_t workers;    // blocks that share the pixels: a job with fewer taps has fewer
   int16_t more;       // blocks of the jobs before, for each channel block, beyond `workers` of all
+  int16_t sums;       // planes that are added to the bias's gradient,
+  int16_t sum_channel;  // all of them with this first channel
   WgradPlane plane[kWgradPlanes];
   WgradRun run[kWgradRuns][kWgradWarps];  // [warpgroup * groups + run][warp]
 };
@@ -100,7 +104,11 @@ struct WgradParams {
   const void* x;
   const void* gy;
   void* gw;
+  void* gb;          // where some job has sums; else nobody asks for it
   float* workspace;  // [block][consumer][accumulator][thread]
+  int64_t bias_at;   // then [block][producer], from here on
+  bool sums;         // does any job have some?
+  int16_t first_job[kWgradBlocks], end_job[kWgradBlocks];  // that have taps of so many-th channels
   // The input as WGMMA's operand, in 16 bytes: the upper half of its descriptors, what the lower
   // half of the first has beside the address, and the way to the next two and four steps along K.
   uint32_t operand_high, operand_low, operand_one, operand_two;

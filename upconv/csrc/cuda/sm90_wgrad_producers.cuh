@@ -5,6 +5,7 @@
 
 #include "sm90_wgrad_places.cuh"
 #include "sm90_wgrad_slabs.cuh"
+#include "sm90_wgrad_sums.cuh"
 
 namespace upconv::wgrad {
 
@@ -13,10 +14,10 @@ namespace upconv::wgrad {
 // One warp a scheduler issues an instruction every 4 to 6 cycles: what a chunk costs is the number
 // of instructions. So all that a unit of work has in common is computed at its start, and kept in
 // shared memory: there are too few registers for it.
-template <typename Operand, int N, bool kPairs>
+template <typename Operand, int N, bool kPairs, int T>
 struct Producer {
   using Element = typename Operand::Element;
-  using Layout = Shape<Operand, kPairs>;
+  using Layout = Shape<Operand, kPairs, T>;
   static constexpr int kElement = Layout::kElement;
   static constexpr int kPerWord = 4 / kElement;
   static constexpr int kSquares = Layout::kVectors / 4;          // of a channel in a unit
@@ -236,19 +237,24 @@ struct Producer {
     }
   }
 
-  // TF32 copied word by word: rounds the words that this thread has copied.
-  __device__ __forceinline__ void round_input(uint32_t target) const {
+  // TF32 as it was copied: rounds the words that this thread has copied, one of each copy at a
+  // time.
+  __device__ __forceinline__ void round_input(uint32_t first) const {
     const uint32_t jump = 16 << x.log_jump;
 #pragma unroll 1
-    for (int i = 0; i < x.count; i += 4) {
-      uint32_t v[4];
+    for (int word = 0; word < (Layout::kWoven ? 4 : p.copy_input); word += 4) {
+      uint32_t target = first + word;
+#pragma unroll 1
+      for (int i = 0; i < x.count; i += 4) {
+        uint32_t v[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (i + k < x.count) ptx::load_shared(v[k], target + k * jump);
+        for (int k = 0; k < 4; ++k)
+          if (i + k < x.count) ptx::load_shared(v[k], target + k * jump);
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
-        if (i + k < x.count) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
-      target += 4 * jump;
+        for (int k = 0; k < 4; ++k)
+          if (i + k < x.count) ptx::store_shared(target + k * jump, Operand::prepare(v[k]));
+        target += 4 * jump;
+      }
     }
   }
 
@@ -372,13 +378,11 @@ struct Producer {
   // Hands the oldest chunk on its way over to the consumers. `kSlabs`: the TMA brings the input,
   // and then grad_output as well.
   template <bool kSlabs>
-  __device__ __forceinline__ void hand_over(Slot& oldest) const {
+  __device__ __forceinline__ void hand_over(const Slot& oldest) const {
     const uint32_t stage = shared.stages + oldest.index() * p.stage_bytes;
     if constexpr (kSlabs) {
-      if constexpr (Layout::kWoven) {
-        ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
-        weave_slabs<Operand, N, kPairs>(p, stage);
-      }
+      ptx::barrier_wait(shared.raw + 8 * oldest.index(), oldest.parity());
+      weave_slabs<Operand, N, kPairs, T>(p, stage);
     } else if (squares()) {
       __syncwarp();
       weave(stage + woven);
@@ -387,7 +391,6 @@ struct Producer {
     }
     ptx::fence_async_proxy();
     ptx::barrier_arrive(shared.full + 8 * oldest.index());
-    oldest.advance(p.stages);
   }
 
   __device__ __forceinline__ void wait_for_oldest() const {
@@ -431,12 +434,20 @@ struct Producer {
   __device__ __forceinline__ void walk() const {
     Slot newest, oldest;
     int count = 0;
-    // What the TMA brings as it is read needs nobody who waits for it.
-    const int lag = kSlabs && !Layout::kWoven ? 0 : p.lag;
+    Sums<Operand> sums(p, shared, job);
+    const bool adds = kSlabs && job.sums > 0;
+    // What the TMA brings as it is read is handed over at once.
+    constexpr bool kDirect = kSlabs && !Layout::kWoven;
+    const auto finish = [&] {
+      if constexpr (!kDirect) hand_over<kSlabs>(oldest);
+      if (adds) sums.add(oldest);
+      oldest.advance(p.stages);
+    };
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
       from += unit.rows;
       if constexpr (kSlabs) {
+        if (adds) sums.begin(unit);
         find_slab(unit);
       } else {
         find_input(unit);
@@ -450,17 +461,21 @@ struct Producer {
       for (int i = 0; i < unit.rows + job.extra_rows; ++i) {
         ptx::barrier_wait(shared.empty + 8 * newest.index(), newest.parity() ^ 1);
         start_chunk<kSlabs>(newest, unit, i);
+        if (adds) sums.note(newest.index(), unit.row, i, share.channel / N);
+        if constexpr (kDirect) ptx::barrier_arrive(shared.full + 8 * newest.index());
         newest.advance(p.stages);
-        if (count == lag) {
-          if constexpr (!kSlabs) wait_for_oldest();
-          hand_over<kSlabs>(oldest);
-        } else {
+        if (kDirect && !adds) continue;
+        if (count < p.lag) {
           ++count;
+          continue;
         }
+        if constexpr (!kSlabs) wait_for_oldest();
+        finish();
       }
     }
     if constexpr (!kSlabs) ptx::copy_async_wait<0>();
-    for (; count > 0; --count) hand_over<kSlabs>(oldest);
+    for (; count > 0; --count) finish();
+    if (adds) sums.store();
   }
 
   // With a loop of its own what copies need takes no registers: there are 56 to 88.

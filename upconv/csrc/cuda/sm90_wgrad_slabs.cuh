@@ -55,9 +55,9 @@ __device__ __forceinline__ void turn(Row row) {
 
 // The rows of a chunk, one after the other, each by one thread. Lanes side by side have channels
 // side by side, which the swizzle spreads over the banks.
-template <typename Operand, int N, bool kPairs>
+template <typename Operand, int N, bool kPairs, int T>
 __device__ __forceinline__ void weave_slabs(const WgradParams& p, uint32_t stage) {
-  constexpr int kVectors = Shape<Operand, kPairs>::kVectors;
+  constexpr int kVectors = Shape<Operand, kPairs, T>::kVectors;
   const int rows = chunk_pixels(p) / kUnit * N;
 #pragma unroll 1
   for (int item = threadIdx.x; item < rows; item += kProducers) {
