@@ -37,6 +37,7 @@ SOURCES = {
         "cuda/sm90_wgrad_*.cu",
         "cuda/direct_grad_*.cu",
         "cuda/gather_*.cu",
+        "cuda/bias_gradient.cu",
     ),
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""

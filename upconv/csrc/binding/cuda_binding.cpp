@@ -293,6 +293,7 @@ void clear_plans() {
 
 TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose_grad_weight", gradient_kernel<CudaGradients, kGradWeight>());
+  library.impl("_grad_weight_and_bias", gradient_kernel<CudaGradients, kGradWeight, true>());
 }
 
 TORCH_LIBRARY_IMPL(upconv, CompositeExplicitAutograd, library) {
@@ -307,7 +308,6 @@ TORCH_LIBRARY_IMPL(upconv, CUDA, library) {
   library.impl("conv_transpose3d", kernel<3, run<3>>());
   library.impl("conv_transpose_grad_input", gradient_kernel<CudaGradients, kGradInput>());
   library.impl("_grad_bias", grad_bias);
-  library.impl("_grad_weight_and_bias", gradient_kernel<CudaGradients, kGradWeight, true>());
 }
 
 TORCH_LIBRARY_IMPL(upconv, AutogradCUDA, library) {
