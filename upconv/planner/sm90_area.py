@@ -62,6 +62,11 @@ class Area:
     lanes: int = 1
     """Of the tile: where it is one lattice point high, every input row is one."""
 
+    @property
+    def one_row(self) -> bool:
+        """Of lattice points."""
+        return self.images * self.height == 1
+
 
 class Box(NamedTuple):
     """The TMA boxes of some channel blocks of a tile, as the kernel's parameters name it all."""
@@ -227,7 +232,9 @@ def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
         return
     count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
-    if width > min(pitch, n):  # a column past the input would read the next row
+    if width > min(pitch, n):  # a column past the input would read the next row,
+        return
+    if count_y > in_h and task.in_size[0] * channel_classes(task) > 1:  # a row the next depth
         return
     vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
     most = min(1 + (n - width) // pitch, count_y)

@@ -162,13 +162,15 @@ class Tiling:
             "sum_pairs": self.sum_pairs,
             "fold_rows": shape.fold_rows,
             "folds": shape.folds,
+            "row_folds": shape.row_folds,
+            "depth_apart": task.lattices[0].out_step,
             "width_folds": shape.width_folds,
             "warp_lines": shape.warp_lines,
             "width_phases": 0,
             "line_pitch": 0,
             "line_columns": 0,
+            "shifted": 0,
             **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
-            "fill_first": int(task.fill_first),
             "vector": area.vector,
             "weight_in": task.weight_in,
             "weight_out": task.weight_out,
@@ -433,11 +435,13 @@ def unit_work(
     elif job.lines:
         # Width phases without taps are vectors like the others.
         staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
-        lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+        vector = shape.whole if shape.shifts and area.one_row else area.vector
+        lines = staged * LINE_STAGED + outputs / vector * LINE_VECTOR
         stored = segments = 0.0
     elif span < shape.columns.out_step:
         # A part of every sector, which costs as much as a whole one.
         stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+    stored += task.outputs * task.filled / units * task.element_bytes
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if rings == 2:
         turns = 0
@@ -481,13 +485,9 @@ def timed(
     """The work of a unit, and the cycles that the whole task should take."""
     units = prod(tiles) * load.groups * shape.task.groups
     work = unit_work(shape, load, job, form, area, depth, units)
-    filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
-    memory = (shape.task.bytes - filled) / units / DRAM_BYTES
+    memory = shape.task.bytes / units / DRAM_BYTES
     waves = -(-units // hardware.multiprocessors)
-    if shape.task.fill_first:
-        filled = shape.task.outputs * shape.task.element_bytes
-    fill = filled / DRAM_BYTES / hardware.multiprocessors
-    return work, max(work.cycles, memory) * waves + fill + START_CYCLES
+    return work, max(work.cycles, memory) * waves + START_CYCLES
 
 
 def step_count(pairs: int, sum_pairs: int) -> int:

@@ -1,8 +1,9 @@
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store
-// (sm90_epilogue.cuh).
+// (sm90_epilogue.cuh, sm90_lines.cuh).
 #pragma once
 
-#include "sm90_epilogue.cuh"
+#include "sm90_fill.cuh"
+#include "sm90_lines.cuh"
 #include "wgmma.cuh"
 
 namespace upconv {
@@ -11,8 +12,8 @@ namespace upconv {
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
-struct Consumer : Epilogue<Operand, N, MB> {
-  using Base = Epilogue<Operand, N, MB>;
+struct Consumer : LineEpilogue<Operand, N, MB> {
+  using Base = LineEpilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
   const bool issuer;   // the one thread of the warpgroup that arrives on barriers
   const bool turns;    // the consumers share one ring of weights
@@ -243,6 +244,12 @@ struct Consumer : Epilogue<Operand, N, MB> {
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       this->store(job, Unit(p, unit));
+      if (p.fill_z | p.fill_y) {
+        for (int j = 0; j < (p.width_phases ? 1 : MB); ++j) {
+          const Unit where(p, unit);
+          fill_around<Operand>(p, job, j, where, Operand::kSplit ? c : 0, Operand::kShares);
+        }
+      }
       if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
   }

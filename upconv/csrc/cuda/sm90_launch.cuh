@@ -86,15 +86,7 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  if (p.fill_first) {
-    const int wide = 8 * multiprocessors;
-    sm90_fill<Operand><<<wide, kFillThreads, 0, stream>>>(p);
-    const cudaError_t error = cudaGetLastError();
-    if (error != cudaSuccess) return error;
-  }
-  const int units = unit_count(p);
-  const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
-  const int blocks = units < multiprocessors && !fills ? units : multiprocessors;
+  const int units = unit_count(p), blocks = units < multiprocessors ? units : multiprocessors;
 #define UPCONV_TRY_EITHER(n, mb, rows)                                      \
   if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
     return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);
