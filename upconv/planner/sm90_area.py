@@ -295,7 +295,8 @@ def raw_rings(shape: Shape, area: Area, slice_blocks: int) -> Iterator[tuple[Box
         rings = [(BOX_BEST, BOX_RINGS[0][1])]
     known = set()
     for good, ring in rings:  # the first of equals
-        fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+        even = [b for b in (2, 4, 8) if slice_blocks % b == 0]
+        fits = [b for b in even if b * block * count <= good]
         blocks = max(fits, default=1)
         stride = up(blocks * block, 128)
         size = stride * count

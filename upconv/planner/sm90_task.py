@@ -293,7 +293,9 @@ class Shape:
         """Do rows not begin on 16 bytes, and is there room for lines which are staged so far from
         there as they lie in the output?"""
         used = self.line_columns * self.columns.out_step
-        return bool(self.task.out_size[2] % self.whole) and used + self.whole <= self.line_room
+        odd = self.task.out_size[2] % self.whole != 0
+        channels = self.folds == 1 or self.fold_rows % self.warp_lines == 0  # of a warp's lines
+        return odd and channels and used + self.whole <= self.line_room
 
     @property
     def line_room(self) -> int:

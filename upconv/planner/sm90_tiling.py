@@ -286,7 +286,7 @@ def tilings(
     """Every legal tiling of a shape, with its expected time."""
     split = shape.task.split
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
-    depths = [blocks for blocks in (16, 8, 4, 2) if blocks <= max(total_blocks, 2)]
+    depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
     loads: dict[tuple[int, bool, int], Load] = {}
     for n, blocks in SPLIT_TILES if split else TILES:
         job_list = by_blocks[blocks]
@@ -296,7 +296,9 @@ def tilings(
         for area in areas(shape, n, store_vector(shape, job_list)):
             if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                 continue
-            for slice_blocks in depths:
+            for slice_blocks in reversed(depths):
+                if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
+                    continue  # the loaders by themselves take four at a time
                 rings = list(raw_rings(shape, area, slice_blocks))
                 for alternate, ring in product(orders, rings):
                     key = blocks, alternate, slice_blocks

@@ -2,7 +2,6 @@
 // (sm90_epilogue.cuh, sm90_lines.cuh).
 #pragma once
 
-#include "sm90_fill.cuh"
 #include "sm90_lines.cuh"
 #include "wgmma.cuh"
 
@@ -244,12 +243,6 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
       const Sm90Job& job = p.job[job_of(p, group, c)];
       accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
       this->store(job, Unit(p, unit));
-      if (p.fill_z | p.fill_y) {
-        for (int j = 0; j < (p.width_phases ? 1 : MB); ++j) {
-          const Unit where(p, unit);
-          fill_around<Operand>(p, job, j, where, Operand::kSplit ? c : 0, Operand::kShares);
-        }
-      }
       if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
   }

@@ -144,8 +144,8 @@ struct Epilogue {
     if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
     const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, first_z, first_y, first_x) + channel * out_area();
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_z, first_y, first_x) +
+                    channel * out_area();
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.

@@ -22,13 +22,20 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   using Base::row_bias, Base::unit_inside, Base::unit_offset;
 
   // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
-  // first output row (none for lines that do not exist), the bias.
+  // first output row (none for lines that do not exist), the bias. Of shifted lines instead of the
+  // row: elements in this tile and, in the last 8 bits, lines of the warp from this one on.
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
   static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
   // Are the lines of every warp neighbouring channels of the same output row?
   __device__ __forceinline__ bool channel_lines() const {
     return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
+  }
+
+  // Elements of a line in this tile.
+  __device__ __forceinline__ int line_length(const Unit& where) const {
+    const int columns = min(p.tile_w - first_column(), N) * p.out_step_x;
+    return max(min(columns, p.out_w - (where.x + first_column()) * p.out_step_x), 0);
   }
 
   // Puts down where this warp's lines go and what their columns without taps hold.
@@ -39,25 +46,38 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     if (lane < 16) {
       const Sm90Kind& kind = p.kind[job.kind[0]];
       const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
-      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
-      const int first_z = fold_depth(kind, fold);
+      const int within = line - fold * p.fold_rows, channel = job.channel[0] + within;
+      const int row = fold_row(kind, fold), first_z = fold_depth(kind, fold);
       const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0 &&
                       depth_inside(where, first_z);
+      int place = on ? row : kNoLine;
+      if (p.shifted) {
+        const int lines = min(p.fold_rows, p.out_channels - job.channel[0]) - within;
+        const bool inside = on && where.y * p.out_step_y + row < p.out_h;
+        place = inside ? line_length(where) << 8 | min(p.warp_lines - lane, lines) : 0;
+      }
       const int64_t rows = static_cast<int64_t>(first_z - kind.first_z) * p.out_h + row;
       const int64_t offset = channel * out_area() + rows * p.out_w;
       const uint64_t bytes = offset * sizeof(Element);
       ptx::store_shared(staging + kLineRoom + 16 * lane,
-                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
+                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, place,
                                    __float_as_uint(row_bias(where, channel))));
     }
     __syncwarp();
     if (p.width_phases == p.out_step_x) return;
-    for (int line = 0; line < p.warp_lines; ++line) {
-      uint32_t bias;
-      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
-      for (int i = lane; i < p.line_pitch; i += 32) {
-        Base::template put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
-      }
+    const int lanes = 32 / p.warp_lines, line = lane / lanes;
+    if (line >= p.warp_lines) return;
+    uint32_t bits;
+    ptx::load_shared(bits, staging + kLineRoom + 16 * line + 12);
+    const Element bias = Operand::from_float(__uint_as_float(bits));
+    alignas(16) Element values[kE];
+#pragma unroll
+    for (int i = 0; i < kE; ++i) values[i] = bias;
+    const uint4 vector = *reinterpret_cast<const uint4*>(values);
+    const uint32_t row = staging + line * p.line_pitch * static_cast<int>(sizeof(Element));
+#pragma unroll 1
+    for (int i = lane - line * lanes; i < p.line_pitch / kE; i += lanes) {
+      ptx::store_shared(row + 16 * i, vector);
     }
   }
 
@@ -167,34 +187,41 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     }
   }
 
-  // The same where a line begins anywhere in 16 bytes and is staged as far from there, `position`
-  // elements of it and more: whole vectors, which begin on 16 bytes whatever the line. 16 lanes
-  // take a line. `length`: of the lines in this tile. `rows`: the lines begin above this row.
-  __device__ __forceinline__ void sweep_shifted(uint32_t staging, const char* base, int position,
-                                                int vectors, int length, int rows) const {
-    constexpr int kBatch = 2;  // with 4 the widest tile spills
-    const int lane = threadIdx.x % 32;
+  // The same for lines that begin anywhere in 16 bytes and are staged as far from there, `position`
+  // elements of them and more: whole vectors, which begin on 16 bytes whatever the line. 16 lanes
+  // take a line. They are neighbouring channels of one output row.
+  __device__ __forceinline__ void sweep_shifted(uint32_t staging, char* base, int position,
+                                                int vectors) const {
+    constexpr int kBatch = 2;
+    const int half = threadIdx.x % 32 / 16;
+    const uint32_t pitch = 2 * p.line_pitch * static_cast<int>(sizeof(Element));
+    const int64_t area = out_area() * static_cast<int>(sizeof(Element));
+    uint4 entry;
+    ptx::load_shared(entry, staging + kLineRoom);
+    const int length = static_cast<int>(entry.z >> 8);
+    base += line_bytes(entry) + half * area;
 #pragma unroll 1
-    for (int i = lane % 16; i < vectors; i += 16) {
+    for (int i = threadIdx.x % 16; i < vectors; i += 16) {
       const int at = position + i * kE;
+      char* target = base + at * static_cast<int>(sizeof(Element));
+      uint32_t source = staging + half * (pitch / 2) + i * 16;
 #pragma unroll 1
-      for (int line = lane / 16; line < p.warp_lines; line += 2 * kBatch) {
-        uint4 entry[kBatch], v[kBatch];
+      for (int left = static_cast<int>(entry.z & 255) - half; left > 0; left -= 2 * kBatch) {
+        uint4 v[kBatch];
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
-          const int each = min(line + 2 * k, p.warp_lines - 1);
-          ptx::load_shared(entry[k], staging + kLineRoom + 16 * each);
-          ptx::load_shared(v[k], staging + (each * p.line_pitch + i * kE) * sizeof(Element));
+          // A line past the last may lie in the slice of another warp, which writes to it.
+          ptx::load_shared(v[k], source + (2 * k < left ? k * pitch : 0));
         }
 #pragma unroll
         for (int k = 0; k < kBatch; ++k) {
-          const int from = at - line_shift(base, entry[k]);
-          const bool on = line + 2 * k < p.warp_lines && static_cast<int>(entry[k].z) < rows;
-          if (on && from >= 0 && from + kE <= length) {
-            char* to = const_cast<char*>(base) + line_bytes(entry[k]);
-            __stcs(reinterpret_cast<uint4*>(to + from * static_cast<int>(sizeof(Element))), v[k]);
-          }
+          const uintptr_t address = reinterpret_cast<uintptr_t>(target);
+          const int shift = static_cast<int>(address / sizeof(Element)) & (kE - 1);
+          const bool on = 2 * k < left && at >= shift && at - shift + kE <= length;
+          if (on) __stcs(reinterpret_cast<uint4*>(address & ~uintptr_t{15}), v[k]);
+          target += 2 * area;
         }
+        source += kBatch * pitch;
       }
     }
   }
@@ -202,15 +229,15 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   // What such lines have before their first whole vector, and after their last, one element at a
   // time: of the `count` elements from `position` on.
   __device__ __forceinline__ void store_ends(uint32_t staging, const char* base, int position,
-                                             int count, int length, int rows) const {
+                                             int count) const {
     const int line = threadIdx.x % 16;
     const bool last = threadIdx.x % 32 / 16;
     uint4 entry;
     ptx::load_shared(entry, staging + kLineRoom + 16 * line);
-    const int shift = line_shift(base, entry), end = shift + length;
+    const int shift = line_shift(base, entry), end = shift + static_cast<int>(entry.z >> 8);
     int at = last ? max(end & -kE, kE) : shift;
     const int stop = last ? end : min(end, shift || end < kE ? kE : 0);
-    if (line >= p.warp_lines || static_cast<int>(entry.z) >= rows) return;
+    if (line >= p.warp_lines || !entry.z) return;
     if (at < position || at >= position + count) return;
     char* to = const_cast<char*>(base) + line_bytes(entry);
 #pragma unroll 1
@@ -284,14 +311,13 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
       }
       __syncwarp();
       if (p.shifted) {
-        const int span = p.out_step_x, position = chunk * span, rest = chunk + count == N ? kE : 0;
-        const int left = min(p.tile_w * span, p.out_w - where.x * span) - first_column() * span;
-        const int length = min(left, N * span), rows = p.out_h - where.y * p.out_step_y;
-        const int here = count * span + rest;
-        if (length <= 0) return;
-        sweep_shifted(staging, base, position, here / kE, length, rows);
-        if (chunk == 0 || position + here + kE > length) {
-          store_ends(staging, base, position, here, length, rows);
+        const int rest = chunk + count == N ? kE : 0, here = count * p.out_step_x + rest;
+        const int position = chunk * p.out_step_x;
+        sweep_shifted(staging, base, position, here / kE);
+        uint32_t length;
+        ptx::load_shared(length, staging + kLineRoom + 8);
+        if (chunk == 0 || position + here + kE > static_cast<int>(length >> 8)) {
+          store_ends(staging, base, position, here);
         }
       } else if (channel_lines()) {
         sweep_lines<true>(staging, base, where, inside, chunk, count, lines);

@@ -88,8 +88,8 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
   X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
   X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
-  X(shifted)      /* 1: a tile is one row, and each line is staged as far from 16 bytes as */     \
-                  /* it lies in the output */                                                     \
+  X(shifted)      /* 1: a tile is one row, and each line is staged as far from 16 bytes as */    \
+                  /* it lies in the output */                                                    \
   X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
   X(fill_y)                                                                                      \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
