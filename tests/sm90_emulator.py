@@ -473,6 +473,7 @@ def fill_rows(plan: Plan, bias: np.ndarray, y: np.ndarray, written: np.ndarray) 
     z = np.arange(plan.out_d) % plan.out_step_z
     row = np.arange(plan.out_h) % (plan.out_step_y // plan.lanes)
     on = (plan.fill_z >> z & 1)[:, None] | (plan.fill_y >> row & 1)
+    assert not plan.fill_first or on.any()
     each = bias.reshape(plan.conv_groups, plan.out_channels)
     y[:, :, :, on == 1] = each[None, :, :, None, None]
     written[:, :, :, on == 1] += 1

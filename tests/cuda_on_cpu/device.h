@@ -15,7 +15,6 @@
 #define __global__
 #define __shared__
 #define __forceinline__ inline
-#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))

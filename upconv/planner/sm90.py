@@ -37,11 +37,10 @@ from .sm90_tiling import (
     MAX_BLOCKS,
     OPERANDS,
     Tiling,
-    step_count,
     tilings,
     visits,
 )
-from .sm90_weights import STEP_PAIRS
+from .sm90_weights import STEP_PAIRS, step_count
 
 KERNEL = "sm90_wgmma_fprop"
 

@@ -61,6 +61,10 @@ LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
 hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
 8.7 %; the width of a vector hardly counts, so the bytes do not."""
+LINE_SHIFTED = 0.45
+"""For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
+kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
+two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
 FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
 """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
 of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
@@ -82,6 +86,11 @@ def fill_factor(copy: int, step: int) -> float:
     if copy < len(GATHER_FACTORS):
         return GATHER_FACTORS[copy] * (STEPPED_GATHER if step > 1 else 1.0)
     return (1 + gcd(step, 32)) / 2 if copy == len(GATHER_FACTORS) else 1.0
+
+
+def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
+    """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
+    return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
 
 
 def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:

@@ -8,7 +8,7 @@ A `Task` is one lattice for each of depth, rows and columns, and where the weigh
     lanes   neighbouring output rows that share their taps, made row phases so that they can be
             folded; the input rows that only some of them read lie in the same tile. Depths alike:
             the planes of all of them are loaded once
-    fills   depths and rows that no tap reaches: who stores the rows beside them writes the bias
+    fills   depths and rows that no tap reaches: the bias is written there before
     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
             step read other pixels altogether; each residue of the shift is a plane of its own, and
@@ -35,6 +35,9 @@ BLOCK_WARPS = 4
 MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
 """That have taps, as in csrc/cuda/sm90_params.h."""
 MAX_SHIFT = 2**15 - 1
+SHORT_ROW = 1024
+"""Bytes of an output row below which rows without taps are not filled by themselves: they share too
+many sectors with rows that are written at another time."""
 WIDE_ROW = 128
 """Lattice points of a row from which on a tile is one row high, or might as well be."""
 LINE_BYTES = 16 * 288 - 16 * 16
@@ -81,9 +84,15 @@ class Task:
         ]
         none = any(not any(lattice.taps) for lattice in self.lattices)
         steps = max(lattice.out_step for lattice in self.lattices[:2])
-        if self.channels_last or none or steps > 31:
+        lines = self.batch * self.groups * self.out_channels * prod(self.out_size[:2])
+        if self.channels_last or none or steps > 31 or lines >= 2**31:
             return 0, 0
         return masks[0], masks[1]
+
+    @property
+    def fill_first(self) -> bool:
+        """Fill the whole output before anything else is written, rather than the rows alone?"""
+        return any(self.fills) and self.out_size[2] * self.element_bytes < SHORT_ROW
 
     @cached_property
     def filled(self) -> float:

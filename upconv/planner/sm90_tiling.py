@@ -16,16 +16,24 @@ from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compile
 from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
-    LINE_STAGED,
-    LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
     UnitWork,
     feeding_cycles,
     fill_factor,
+    line_cycles,
 )
 from .sm90_task import Shape, Taps, Task, Triple
-from .sm90_weights import STAGE_BYTES, STEP_PAIRS, WeightRings, turn_slices, weight_rings
+from .sm90_weights import (
+    STAGE_BYTES,
+    STEP_PAIRS,
+    SUM_PAIRS,
+    WeightRings,
+    even_part,
+    step_count,
+    turn_slices,
+    weight_rings,
+)
 
 if TYPE_CHECKING:
     from .sm90 import Job
@@ -50,10 +58,6 @@ SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
 """The same for split float32: N of both consumers together."""
 SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
 """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
-SUM_PAIRS = 12
-"""Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
-STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
-1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
 
 OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
@@ -171,6 +175,7 @@ class Tiling:
             "line_columns": 0,
             "shifted": 0,
             **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
+            "fill_first": int(task.fill_first),
             "vector": area.vector,
             "weight_in": task.weight_in,
             "weight_out": task.weight_out,
@@ -404,12 +409,6 @@ def sum_slices(load: Load) -> int:
     return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
 
 
-def even_part(pairs: int) -> int:
-    """Pairs that are summed by themselves: as few parts as may be, about the same size."""
-    parts = max(-(-pairs // SUM_PAIRS), 1)
-    return up(max(-(-pairs // parts), 1), STEP_PAIRS)
-
-
 def unit_work(
     shape: Shape,
     load: Load,
@@ -437,13 +436,13 @@ def unit_work(
     elif job.lines:
         # Width phases without taps are vectors like the others.
         staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
-        vector = shape.whole if shape.shifts and area.one_row else area.vector
-        lines = staged * LINE_STAGED + outputs / vector * LINE_VECTOR
+        shifted = shape.shifts and area.one_row
+        vectors = outputs / (shape.whole if shifted else area.vector)
+        lines = line_cycles(staged, vectors, shifted and span > 2)
         stored = segments = 0.0
     elif span < shape.columns.out_step:
         # A part of every sector, which costs as much as a whole one.
         stored *= min(shape.columns.out_step, 32 // task.element_bytes)
-    stored += task.outputs * task.filled / units * task.element_bytes
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if rings == 2:
         turns = 0
@@ -487,15 +486,10 @@ def timed(
     """The work of a unit, and the cycles that the whole task should take."""
     units = prod(tiles) * load.groups * shape.task.groups
     work = unit_work(shape, load, job, form, area, depth, units)
-    memory = shape.task.bytes / units / DRAM_BYTES
+    filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
+    memory = (shape.task.bytes - filled) / units / DRAM_BYTES
     waves = -(-units // hardware.multiprocessors)
-    return work, max(work.cycles, memory) * waves + START_CYCLES
-
-
-def step_count(pairs: int, sum_pairs: int) -> int:
-    """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
-    split: of its parts of `sum_pairs`, and twice, tails and heads."""
-    if sum_pairs:
-        parts, left = divmod(pairs, sum_pairs)
-        return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
-    return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
+    if shape.task.fill_first:
+        filled = shape.task.outputs * shape.task.element_bytes
+    fill = filled / DRAM_BYTES / hardware.multiprocessors
+    return work, max(work.cycles, memory) * waves + fill + START_CYCLES

@@ -2,7 +2,7 @@
 // tiles.
 #pragma once
 
-#include "sm90_fill.cuh"
+#include "sm90_layout.cuh"
 
 namespace upconv {
 
@@ -332,13 +332,11 @@ struct BoxLoader {
     const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
     uint32_t source[kPlaces][kKnown], outside = 0;
     int known = -1;  // the `first` of the sources
-    const bool filling = fills(p);
     if constexpr (!kRows) find_sources(source, 0);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
       const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
       const int* visit = shared.visits + job.visit * kVisitWords;
-      int piece = 0;
       for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
         const int x = box_column(p, where, visit);
         uint32_t late = (x & (kE - 1)) * sizeof(Element);
@@ -365,13 +363,8 @@ struct BoxLoader {
           __syncwarp();
           if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
           if (++slot == slots) slot = 0, slot_parity ^= 1;
-          if (filling) {
-            fill_unit<Operand>(p, unit, piece++, job.visits * p.slices);
-            find_sources(source, kRows ? known : 0);  // again, lest they are kept on a stack
-          }
         }
       }
-      if (filling && !piece) fill_unit<Operand>(p, unit, 0, 1);
     }
   }
 };

@@ -2,7 +2,7 @@
 // longer than a box, channels of which too few begin on 16 bytes.
 #pragma once
 
-#include "sm90_fill.cuh"
+#include "sm90_layout.cuh"
 
 namespace upconv {
 
@@ -293,7 +293,7 @@ __device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& 
       next = next + 1 == kInFlight ? 0 : next + 1;
       ++waiting;
     }
-    if (waiting == 0) break;
+    if (waiting == 0) return;
     // Two items at a time, so that their shared-memory latencies overlap.
     if (waiting == kInFlight) {
       ptx::copy_async_wait<kInFlight - 2>();
@@ -310,10 +310,6 @@ __device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& 
     placer.put(two);
     oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
     --waiting;
-  }
-  if (!fills(p)) return;
-  for (int unit = blockIdx.x; unit < unit_count(p); unit += gridDim.x) {
-    fill_unit<Operand>(p, unit, 0, 1);
   }
 }
 

@@ -92,6 +92,7 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
                   /* it lies in the output */                                                    \
   X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
   X(fill_y)                                                                                      \
+  X(fill_first)    /* 1: and with them the rows that have taps, before these are stored */       \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
   X(weight_out)    /* weight stride of an output channel */                                      \
