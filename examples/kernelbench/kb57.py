@@ -1994,8 +1994,8 @@ def _planner():
             # Width phases without taps are vectors like the others.
             staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
             shifted = shape.shifts and area.one_row
-            vectors = outputs / (shape.whole if shifted else area.vector)
-            lines = line_cycles(staged, vectors, shifted and span > 2)
+            whole = shape.whole if shifted else area.vector
+            lines = line_cycles(staged, outputs / whole, shifted and span > 2)
             stored = segments = 0.0
         elif span < shape.columns.out_step:
             # A part of every sector, which costs as much as a whole one.
@@ -2008,13 +2008,10 @@ def _planner():
         chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
         fed_steps = 0.0 if resident or rings == 2 else load.steps * share
         fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
+        slot_bytes = area.pixels * slice_blocks * 16
         return UnitWork(
             tensor=load.pairs * share * n / 2,
-            placed=area.pixels
-            * slice_blocks
-            * unit_slices
-            * 16
-            * fill_factor(area.copy, shape.steps[2]),
+            placed=slot_bytes * unit_slices * fill_factor(area.copy, shape.steps[2]),
             slices=unit_slices,
             starved=chunks if box.raw_chunks == 2 else 0.0,
             turns=turns,
