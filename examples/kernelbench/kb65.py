@@ -1727,10 +1727,7 @@ def _planner():
                 "depth_apart": task.lattices[0].out_step,
                 "width_folds": shape.width_folds,
                 "warp_lines": shape.warp_lines,
-                "width_phases": 0,
-                "line_pitch": 0,
-                "line_columns": 0,
-                "shifted": 0,
+                **dict.fromkeys(("width_phases", "line_pitch", "line_columns", "shifted"), 0),
                 **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
                 "fill_first": int(task.fill_first),
                 "vector": area.vector,
@@ -1740,10 +1737,7 @@ def _planner():
                 "weight_blocks": 0,
                 "job_groups": self.job_groups,
                 "row_phases": len(shape.row_phases),
-                "kinds": 0,
-                "pairs": 0,
-                "visits": 0,
-                "jobs": 0,
+                **dict.fromkeys(("kinds", "pairs", "visits", "jobs"), 0),
             }
 
         def notes(self, shape: "Shape", planes: int) -> tuple[str, ...]:
