@@ -87,13 +87,15 @@ class Plan:
         channel += job["channel"][j]
         phase = j * self.width_folds + width_fold
         rows = self.row_first[kind["row"] :]
-        if fold >= min(self.folds, len(rows)) or channel >= self.out_channels:
+        depth_fold, row_fold = divmod(fold, self.row_folds)
+        if fold >= self.folds or row_fold >= len(rows) or channel >= self.out_channels:
             return None
+        first_z = kind["first_z"] + depth_fold * self.depth_apart
         if not self.width_phases:
-            return channel, (kind["first_z"], rows[fold], kind["first_x"])
+            return channel, (first_z, rows[row_fold], kind["first_x"])
         if phase >= self.width_phases:
             return None
-        return channel, (kind["first_z"], rows[fold], self.column_first[phase])
+        return channel, (first_z, rows[row_fold], self.column_first[phase])
 
     def tap(self, firsts: tuple[int, int, int], shifts: list[int]) -> int:
         """Position in the weight of the tap that reads at `shifts` for a phase, -1 for none."""

@@ -360,16 +360,74 @@ def test_gradients_of_few_input_channels_are_stored_by_lines(
 def test_depths_and_rows_without_taps_are_filled(
     library: ctypes.CDLL, stride: tuple[int, ...], dilation: tuple[int, ...], dtype: str
 ) -> None:
-    """No unit of work writes them, and rows of odd length begin anywhere."""
+    """No unit of work computes them, and rows of odd length begin anywhere."""
     extra = tuple(s - 1 for s in stride)
     problem = Problem.of(2, 8, 9, (3, 4, 7), 2, stride, 1, extra, dilation, dtype=dtype, tf32=True)
     task = TASKS["forward"](problem)
     assert any(task.fills)
     chosen = tilings(task)
-    for first, (shape, job_list, tiling) in enumerate((chosen[0], chosen[-1])):
-        record = list(sm90.record(shape, job_list, tiling))
-        record[list(tiling.fields(shape)).index("fill_first")] = first
-        check_result(library, problem, "forward", tuple(record), 0)
+    for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
+@pytest.mark.parametrize("channels", [1, 5, 24])
+@pytest.mark.parametrize("rows", [5, 6])
+def test_rows_behind_the_last_one_with_taps_are_filled(
+    library: ctypes.CDLL, channels: int, rows: int
+) -> None:
+    """The row of the next lane, or lattice point, which would fill them does not exist."""
+    problem = Problem.of(2, 20, channels, (rows, 9), (1, 2), (2, 2), (1, 0), 0, 2, tf32=True)
+    chosen = tilings(TASKS["forward"](problem))
+    for shape, job_list, tiling in {found[0]: found for found in chosen}.values():
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
+
+
+SHIFTED = {
+    "every second column": Problem.of(2, 8, 40, (140,), 3, 2, 1, 0, 2, tf32=True),
+    "the same in 16 bits": Problem.of(2, 8, 70, (140,), 3, 2, 1, 0, 2, dtype="bfloat16"),
+    "both columns": Problem.of(1, 8, 24, (2, 131), 3, 2, 1, tf32=True),
+    "stride 5": Problem.of(1, 8, 70, (2, 127), 3, 5, 1, 0, 2, dtype="bfloat16"),
+    "float32 unrounded": Problem.of(1, 8, 17, (150,), 3, 2, 1, 0, 2),
+    "short rows": Problem.of(2, 8, 20, (1,), 4, 3, 1, tf32=True),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_lines_are_stored_in_whole_vectors_wherever_they_begin(
+    library: ctypes.CDLL, name: str
+) -> None:
+    """Rows of odd length: each channel begins elsewhere in 16 bytes."""
+    problem = SHIFTED[name]
+    shifted = []
+    for shape, job_list, tiling in tilings(TASKS["forward"](problem)):
+        record = sm90.record(shape, job_list, tiling)
+        if record[list(tiling.fields(shape)).index("shifted")]:
+            shifted.append((tiling.cycles, record))
+    best = min(shifted)[1]
+    for record in (shifted[0][1], best, shifted[-1][1]):
+        check_result(library, problem, "forward", record, 0)
+
+
+@pytest.mark.parametrize("direction", TASKS)
+@pytest.mark.parametrize("channels", [3, 16])
+def test_depths_are_folded_beside_rows(library: ctypes.CDLL, direction: str, channels: int) -> None:
+    """Five depths: the last block has one that does not exist."""
+    problem = Problem.of(1, 16, channels, (4, 6, 10), (2, 3, 3), tf32=True)
+    if direction == "grad_input":
+        problem = Problem.of(1, channels, 16, (5, 6, 10), (2, 3, 3), tf32=True)
+    chosen = [found for found in tilings(TASKS[direction](problem)) if found[0].depth_lanes > 1]
+    for shape, job_list, tiling in {found[0]: found for found in chosen}.values():
+        check_result(library, problem, direction, sm90.record(shape, job_list, tiling), 0)
+    assert {shape.depth_lanes for shape, _, _ in chosen} >= {2, 4}
+
+
+def test_rows_past_the_input_do_not_read_another_channel(library: ctypes.CDLL) -> None:
+    """Output padding adds a row behind an image that is one long row to the TMA."""
+    sizes: tuple[Any, ...] = ((2, 3, 3), (4, 4, 2), (1, 0, 1), (1, 2, 0), (3, 1, 1))
+    problem = Problem.of(2, 16, 48, (1, 1, 1), *sizes, groups=2, dtype="bfloat16")
+    chosen = tilings(TASKS["forward"](problem))
+    for shape, job_list, tiling in (chosen[0], chosen[-1]):
+        check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

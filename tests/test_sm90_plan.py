@@ -159,7 +159,8 @@ def check_limits(plan: emulator.Plan) -> None:
     rings = raw + plan.rings * plan.stages * STAGE_BYTES + plan.slots * slot
     assert FIXED_BYTES + tables + rings <= 227 * 1024
     assert (plan.tile_n, plan.job_blocks) in (SPLIT_TILES if plan.parts == 2 else TILES)
-    assert plan.slice_blocks in (2, 4, 8, 16)
+    assert plan.slice_blocks in range(2, 17, 2)
+    assert plan.copy >= 3 or plan.slice_blocks in (2, 4, 8, 12, 16)
     assert 2 <= plan.slots <= 16
     assert plan.resident or plan.stages >= 3, "two steps stay in flight behind the newest one"
     assert plan.rings * plan.stages <= MAX_STAGES

@@ -613,11 +613,12 @@ def _planner():
     # A `Task` is one lattice for each of depth, rows and columns, and where the weight of a tap lies. A
     # `Shape` lays it out for the kernel:
     #
-    #     folds   row phases, and width phases, stacked in a block of 64 rows, where few output channels
-    #             would leave it empty
+    #     folds   depths, row phases and width phases, stacked in a block of 64 rows, where few output
+    #             channels would leave it empty
     #     lanes   neighbouring output rows that share their taps, made row phases so that they can be
-    #             folded; the input rows that only some of them read lie in the same tile
-    #     fills   depths and rows that no tap reaches: the kernel writes the bias there by itself
+    #             folded; the input rows that only some of them read lie in the same tile. Depths alike:
+    #             the planes of all of them are loaded once
+    #     fills   depths and rows that no tap reaches: the bias is written there before
     #     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
     #             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
     #             step read other pixels altogether; each residue of the shift is a plane of its own, and
@@ -635,8 +636,10 @@ def _planner():
     SHORT_ROW = 1024
     """Bytes of an output row below which rows without taps are not filled by themselves: they share too
     many sectors with rows that are written at another time."""
+    WIDE_ROW = 128
+    """Lattice points of a row from which on a tile is one row high, or might as well be."""
     LINE_BYTES = 16 * 288 - 16 * 16
-    """Of a warp's staging slice, for its lines (csrc/cuda/sm90_epilogue.cuh)."""
+    """Of a warp's staging slice, for its lines (csrc/cuda/sm90_lines.cuh)."""
 
 
     @dataclass(frozen=True)
@@ -830,19 +833,25 @@ def _planner():
         task: "Task"
         lanes: int
         folds: int
-        """Row phases of a block."""
+        """Depths times row phases of a block."""
         fold_rows: int
         """Output channels of each."""
         width_folds: int = 1
         """Width phases of a block."""
+        depth_lanes: int = 1
+        """Depths of a block."""
 
         @cached_property
         def rows(self) -> "Lattice":
             return self.task.lattices[1].stacked(self.lanes)
 
         @property
+        def row_folds(self) -> int:
+            return self.folds // self.depth_lanes
+
+        @cached_property
         def depth(self) -> "Lattice":
-            return self.task.lattices[0]
+            return self.task.lattices[0].stacked(self.depth_lanes)
 
         @property
         def columns(self) -> "Lattice":
@@ -850,9 +859,9 @@ def _planner():
 
         @property
         def steps(self) -> "Triple":
-            """Input step of each dimension, lanes not counted."""
-            depth, rows, columns = (lattice.in_step for lattice in self.task.lattices)
-            return depth, rows, columns
+            """Input step of each dimension, lanes of rows not counted."""
+            _, rows, columns = (lattice.in_step for lattice in self.task.lattices)
+            return self.depth.in_step, rows, columns
 
         @cached_property
         def row_residues(self) -> "Residues":
@@ -875,9 +884,25 @@ def _planner():
         @property
         def line_columns(self) -> int:
             """Accumulator columns that a warp can stage at a time as lines of the output."""
-            columns = self.line_room // self.columns.out_step // 8 * 8
+            room, step = self.line_room, self.columns.out_step
+            # One vector is left where lines are shifted.
+            columns = ((room - self.whole) // step // 8 or room // step // 8) * 8
             one_block = len(self.width_phases) <= self.width_folds
             return columns // 32 * 32 if one_block and columns > 32 else columns
+
+        @property
+        def whole(self) -> int:
+            """Elements of 16 bytes."""
+            return 16 // self.task.element_bytes
+
+        @property
+        def shifts(self) -> bool:
+            """Do rows not begin on 16 bytes, and is there room for lines which are staged so far from
+            there as they lie in the output?"""
+            used = self.line_columns * self.columns.out_step
+            odd = self.task.out_size[2] % self.whole != 0
+            channels = self.folds == 1 or self.fold_rows % self.warp_lines == 0  # of a warp's lines
+            return odd and channels and used + self.whole <= self.line_room
 
         @property
         def line_room(self) -> int:
@@ -888,29 +913,31 @@ def _planner():
         def line_pitch(self) -> int:
             """From one staged line to the next: vectors begin on 16 bytes, lines in different banks
             where there is room."""
-            whole = 16 // self.task.element_bytes
+            whole = self.whole
             pitch = -(-self.line_columns * self.columns.out_step // whole) * whole
+            pitch += whole if self.shifts else 0
             apart = pitch % (4 * whole) == 0 and pitch + whole <= self.line_room
             return pitch + whole if apart else pitch
 
         def blocks(self, together: bool) -> "tuple[tuple[Kind, ...], ...]":
             """[depth phase and row phases of a block][block]. `together`: blocks of all width phases
             that have taps; else one for each width phase."""
-            groups = [
-                self.row_phases[i : i + self.folds] for i in range(0, len(self.row_phases), self.folds)
-            ]
+            folds = self.row_folds
+            groups = [self.row_phases[i : i + folds] for i in range(0, len(self.row_phases), folds)]
             phases = self.width_phases if together else tuple(range(len(self.columns.firsts)))
             widths = [phases[i : i + self.width_folds] for i in range(0, len(phases), self.width_folds)]
             return tuple(
-                tuple(self._kind(z, i * self.folds, group, width) for width in widths)
-                for z in computed(self.depth, any(self.task.fills))
+                tuple(self._kind(z, i * folds, group, width) for width in widths)
+                for z in computed(self.task.lattices[0], any(self.task.fills))
                 for i, group in enumerate(groups)
             )
 
         def _kind(self, z: int, row: int, group: tuple[int, ...], width: tuple[int, ...]) -> "Kind":
+            """`z`: a depth phase, of which the block has all lanes."""
             planes: "dict[Triple, set[tuple[int, int]]]" = {}
-            for y, x in product(group, width):
-                lists = self.depth.taps[z], self.rows.taps[y], self.columns.taps[x]
+            lanes = range(z, len(self.depth.firsts), len(self.task.lattices[0].firsts))
+            for lane, y, x in product(lanes, group, width):
+                lists = self.depth.taps[lane], self.rows.taps[y], self.columns.taps[x]
                 for tz, ty, tx in product(*lists):
                     plane_y, at_y = self.row_residues.place(ty.shift)
                     plane_x, at_x = self.column_residues.place(tx.shift)
@@ -928,6 +955,14 @@ def _planner():
             return WARP_ROWS // self.width_folds
 
         @property
+        def by_lines(self) -> bool:
+            """Stored by lines: folds that no warp has to itself, many width phases, or wide rows of two
+            that begin anywhere in 16 bytes."""
+            span = self.columns.out_step
+            odd = span == 2 and self.columns.count >= WIDE_ROW and self.shifts
+            return self.width_folds > 1 or self.fold_rows % WARP_ROWS != 0 or span > 2 or odd
+
+        @property
         def channel_blocks(self) -> int:
             return 1 if self.folds > 1 else -(-self.task.out_channels // self.fold_rows)
 
@@ -936,7 +971,7 @@ def _planner():
             """Taps that 64 rows are multiplied with, for each output row of the lattice."""
             together = not self.task.channels_last and bool(self.width_phases)
             taps = [len(taps) for group in self.blocks(together) for k in group for _, taps in k.taps]
-            return sum(taps) * self.channel_blocks / self.lanes
+            return sum(taps) * self.channel_blocks / (self.lanes * self.depth_lanes)
 
 
     def computed(lattice: "Lattice", filled: bool) -> tuple[int, ...]:
@@ -952,6 +987,7 @@ def _planner():
         result = list(warp_shapes(task))
         # A shape that multiplies much more than another is never the fastest, and planning it is slow.
         result += () if task.channels_last else line_shapes(task)
+        result += [deep for shape in result for deep in depth_shapes(shape)]
         least = min(shape.products for shape in result)
         return [
             shape
@@ -992,6 +1028,16 @@ def _planner():
             for count in sorted(lane for lane in lanes if lane <= task.lattices[1].count):
                 yield Shape(task, count, count * phases, channels, width_folds)
 
+
+    def depth_shapes(shape: "Shape") -> "Iterator[Shape]":
+        """The same with some of its lanes along depth. Rows of all lanes lie in one tile and make it
+        large; the planes of a depth come one after another."""
+        task = shape.task
+        for depths in range(2, shape.lanes + 1):
+            whole = shape.lanes % depths == 0 and depths <= task.lattices[0].count
+            if whole and not any(task.fills):
+                yield replace(shape, lanes=shape.lanes // depths, depth_lanes=depths)
+
     # ===== planner/sm90_area.py ===================================================================
     # Areas of the Hopper kernel's tiles: which pixels a tile has, how they lie, how they are copied.
     #
@@ -1022,7 +1068,7 @@ def _planner():
     MAX_CHUNKS = 16
     COPY_BOXES, COPY_ROWS = 3, 4
     ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
-    """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_..._ROW_TILES."""
+    """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
     SPLIT_ROW_TILES = ((256, 1), (208, 1))
     """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
     FLAT_SHIFT = 30
@@ -1046,6 +1092,11 @@ def _planner():
         flat: bool = False
         lanes: int = 1
         """Of the tile: where it is one lattice point high, every input row is one."""
+
+        @property
+        def one_row(self) -> bool:
+            """Of lattice points."""
+            return self.images * self.height == 1
 
 
     class Box(NamedTuple):
@@ -1183,19 +1234,6 @@ def _planner():
 
 
     def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
-        """The tile areas that fit N pixels, stored by so many elements at a time, or by fewer where
-        closer rows then let more points in: three images of dcgan1 instead of two."""
-        most = 0
-        for each in (vector, 2, 1):
-            if each > vector or (each == vector and most):
-                continue
-            found = list(areas_stored(shape, n, each))
-            larger = [area for area in found if area.images * area.height * area.width > most]
-            yield from larger if most else found
-            most = max((area.images * area.height * area.width for area in found), default=most)
-
-
-    def areas_stored(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
         """The tile areas that fit N pixels, each with the best way to copy it."""
         fitting = [area for area in areas_flat(shape, n, vector) if boxes_fit(shape, area)]
         for copy, start in copy_modes(shape):
@@ -1225,7 +1263,9 @@ def _planner():
         if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
             return
         count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
-        if width > min(pitch, n):  # a column past the input would read the next row
+        if width > min(pitch, n):  # a column past the input would read the next row,
+            return
+        if count_y > in_h and task.in_size[0] * channel_classes(task) > 1:  # a row the next depth
             return
         vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
         most = min(1 + (n - width) // pitch, count_y)
@@ -1286,7 +1326,8 @@ def _planner():
             rings = [(BOX_BEST, BOX_RINGS[0][1])]
         known = set()
         for good, ring in rings:  # the first of equals
-            fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+            even = [b for b in (2, 4, 8) if slice_blocks % b == 0]
+            fits = [b for b in even if b * block * count <= good]
             blocks = max(fits, default=1)
             stride = up(blocks * block, 128)
             size = stride * count
@@ -1298,10 +1339,192 @@ def _planner():
             every = box_rows, residues, classes, shift, step, stride
             yield Box(columns, rows, blocks, size, chunks, *every), size * chunks
 
+    # ===== planner/sm90_cost.py ===================================================================
+    # What the Hopper kernel costs: work of one unit in, cycles out.
+    #
+    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2215 runs of 33 problems, of which those within
+    # 1.3x of their problem's best count), by least squares with non-negative terms; the standard
+    # deviation is 10 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
+    # the constants with the fit.
+    CLOCK_MHZ = 1700.0
+    """Sustained under tensor load on an H200."""
+    DRAM_BYTES = 18.4
+    """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
+
+    CYCLES = {
+        "tensor": 0.4675,
+        "placed": 0.02902,
+        "slices": 63.43,
+        "starved": 0.0,
+        "turns": 499.7,
+        "stored": 0.05338,
+        "segments": 4.027,
+        "weights": 0.02125,
+        "bare_stores": 0.005791,
+        "bare_segments": 3.236,
+        "kept": 362.8,
+        "unit": 116.8,
+    }
+    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+    SPLIT_CYCLES = {
+        "tensor": 0.3985,
+        "placed": 0.05341,
+        "slices": 442.2,
+        "starved": 0.0,
+        "turns": 801.8,
+        "stored": 0.04712,
+        "segments": 3.546,
+        "weights": 0.03946,
+        "bare_stores": 0.0,
+        "bare_segments": 0.0,
+        "kept": 0.0,
+        "unit": 578.8,
+    }
+    """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
+    standard deviation 3.5 %."""
+    GATHER_FACTORS = (2.0, 3.5, 40.0)
+    """How much slower a tile fills where the loaders copy by themselves instead of TMA: 16 bytes at a
+    time, 4 bytes, one element of 16 bits."""
+    STEPPED_GATHER = 1.5
+    """The same again where columns are taken with a step. All from what was left of backward passes on
+    an H200 without the weight's gradient and the bias's, not from runs of their own: kb57 and kb71 2 to
+    3.5, kb77_3d, kb79_1d and kb81 5 to 7 in TF32 and 35 to 50 in BF16."""
+    LINE_STAGED, LINE_VECTOR = 0.25, 0.65
+
+    """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
+    or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
+    hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
+    8.7 %; the width of a vector hardly counts, so the bytes do not."""
+    LINE_SHIFTED = 0.45
+    """For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
+    kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
+    two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
+    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
+    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
+    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
+    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
+    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
+    PACK_MICROSECONDS = 8.0
+    """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
+    START_CYCLES = 4000.0
+    """Launch, first slice and last store, which nothing hides."""
+
+
+    def fill_factor(copy: int, step: int) -> float:
+        """How much longer a tile takes to fill than from whole TMA boxes of neighbouring columns.
+
+        Of such a box every `step`-th column: 2, 4 or 8 lanes then read from the same bank. (With kernel
+        and stride 4 the input's gradient took 3.7 times what the rule said in TF32, 4.1 in BF16; with 2
+        1.4 times.)
+        """
+        if copy < len(GATHER_FACTORS):
+            return GATHER_FACTORS[copy] * (STEPPED_GATHER if step > 1 else 1.0)
+        return (1 + gcd(step, 32)) / 2 if copy == len(GATHER_FACTORS) else 1.0
+
+
+    def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
+        """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
+        return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
+
+
+    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
+        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
+        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
+        return chunks * each + steps * FEEDING["step"]
+
+
+    @dataclass(frozen=True)
+    class UnitWork:
+        """What the stages of the pipeline have to do for one unit of work."""
+
+        tensor: float
+        """Cycles that the tensor cores need by themselves."""
+        placed: float
+        """Bytes of the tile, margins included, written in its own layout."""
+        slices: float
+        starved: float
+        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
+        turns: float
+        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
+        stored: float
+        """Bytes written."""
+        segments: float
+        """Pieces of output rows that are written in one go."""
+        weights: float
+        """Bytes of packed weights streamed from L2."""
+        bare_stores: float
+        """Bytes written while no other consumer multiplies: the consumers take no turns."""
+        bare_segments: float
+        """The same, pieces of output rows."""
+        kept: float
+        """Slices that are multiplied with weights that stay in shared memory."""
+        lines: float = 0.0
+        """Cycles of stores by lines, which `stored` and `segments` leave out."""
+        fed: float = 0.0
+        """Cycles of the feeding thread, beside everything else; 0 where it is not what limits."""
+        split: bool = False
+        """float32 that must not be rounded."""
+
+        @property
+        def constants(self) -> dict[str, float]:
+            return SPLIT_CYCLES if self.split else CYCLES
+
+        @property
+        def terms(self) -> dict[str, float]:
+            """Cycles by stage, in words that `explain` prints."""
+            constants = self.constants
+            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
+            return {
+                "the tensor cores": cost["tensor"],
+                "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
+                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
+                "the stores": cost["stored"]
+                + cost["segments"]
+                + cost["bare_stores"]
+                + cost["bare_segments"]
+                + self.lines,
+                "the weights": cost["weights"] + cost["kept"],
+            }
+
+        @property
+        def cycles(self) -> float:
+            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
+            each = self.constants
+            total = (
+                each["tensor"] * self.tensor
+                + each["placed"] * self.placed
+                + each["slices"] * self.slices
+                + each["starved"] * self.starved
+                + each["turns"] * self.turns
+                + each["stored"] * self.stored
+                + each["segments"] * self.segments
+                + each["weights"] * self.weights
+                + each["bare_stores"] * self.bare_stores
+                + each["bare_segments"] * self.bare_segments
+                + each["kept"] * self.kept
+                + each["unit"]
+                + self.lines
+            )
+            return max(total, self.fed)
+
+        @property
+        def most(self) -> str:
+            """The stage that takes most."""
+            terms = self.terms
+            if self.fed > sum(terms.values()):
+                return "starting the boxes"
+            return max(terms, key=lambda name: terms[name])
+
     # ===== planner/sm90_weights.py ================================================================
     # How the weights of the Hopper kernel come into shared memory, and who shares them.
     STEP_PAIRS = 4
     """Entries of a tap list that share one weight block."""
+    SUM_PAIRS = 12
+    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
+    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
+    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
     STAGE_BYTES = 8192
     """A weight block."""
     MAX_STAGES = 24
@@ -1327,150 +1550,30 @@ def _planner():
 
         def __str__(self) -> str:
             if self.resident:
-                each = " for each consumer" if self.rings == 2 else ""
-                return f"all {self.stages} weight blocks{each} in shared memory"
+                return f"all {self.stages} weight blocks in shared memory"
             if self.rings == 2:
                 return f"{self.stages} weight stages for each consumer, no turns"
             return f"{self.stages} weight stages"
 
 
-    def weight_rings(
-        split: bool, alternate: bool, groups: int, steps: int, job_steps: int
-    ) -> "Iterator[WeightRings]":
+    def weight_rings(split: bool, alternate: bool, groups: int, steps: int) -> "Iterator[WeightRings]":
         """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
-        `groups`: different weights that units need; `steps`: weight blocks of all of them; `job_steps`:
-        of each job, 0 where they differ. A block of threads always has units of the same group where
-        weights stay."""
+        `groups`: different weights that units need; `steps`: weight blocks of a unit."""
         for stages in (8, 6, 4):
             yield WeightRings(1, stages)
         if split:
             return
         if groups == 1 and 0 < steps <= MAX_STAGES:
             yield WeightRings(1, steps, resident=True)
-        elif alternate and 0 < job_steps <= MAX_STAGES:
-            yield WeightRings(1, job_steps, resident=True)
         if not alternate:
             for stages in (6, 5, 4):
                 yield WeightRings(2, stages)
-            if 0 < 2 * job_steps <= MAX_STAGES:
-                yield WeightRings(2, job_steps, resident=True)
 
 
     def turn_slices(whole: bool, slices: int, slots: int) -> int:
         """Slices of one turn: all of a unit where units alternate or no turns are taken; else half of
         the ring, so that the next turn's slices arrive during this one."""
         return max(slices, 1) if whole else max(min(slices, slots // 2), 1)
-
-    # ===== planner/sm90_load.py ===================================================================
-    # What the units of one tile have to do, whatever the tile: planes, WGMMAs, weight blocks.
-    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
-
-    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
-    SUM_PAIRS = 12
-    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
-    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
-    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
-
-    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
-
-    """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
-    PAIR_BYTES, VISIT_BYTES = 4, 48
-
-    """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
-
-
-    def visits(job_list: "list[Job]", alternate: bool) -> "list[tuple[tuple[Job, ...], list[Triple]]]":
-        """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
-        size = 1 if alternate else 2
-        groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
-        return [
-            (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
-            for group in groups
-        ]
-
-
-    @dataclass(frozen=True)
-    class Load:
-        """What all units of a tile have to do for one channel slice, whatever the tile."""
-
-        groups: int
-        visits: int
-        """Of all units together."""
-        most_visits: int
-        table: int
-        """Entries of the table of visits; units with the same tap lists share theirs."""
-        kinds: int
-        pair_count: int
-        """Entries of the table of pairs."""
-        pairs: int
-        """WGMMAs of all jobs, three for a pair where float32 is split."""
-        steps: int
-        """Weight blocks of all jobs."""
-        job_steps: int
-        """Those of each job, 0 where they differ."""
-        longest: int
-        """Pairs of the longest tap list."""
-        sum_pairs: int
-        additions: int
-        """Of parts of tap lists to the sums, but for the last part of each."""
-
-        @staticmethod
-        def of(
-            job_list: "list[Job]",
-            alternate: bool,
-            slice_blocks: int,
-            split: bool = False,
-            sum_pairs: int = 0,
-        ) -> "Load":
-            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
-            units = visits(job_list, alternate)
-            table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
-            kinds = {kind: None for job in job_list for kind in job.kinds}
-            lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
-            every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
-            longest = max(every, default=0)
-            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
-            of_jobs = [
-                sum(step_count(pairs, sum_pairs) for kind in job.kinds for pairs in lists[kind])
-                for job in job_list
-            ]
-            # A job that idles brings tap lists of its own, empty ones.
-            idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
-            return Load(
-                groups=len(units),
-                visits=sum(len(planes) for _, planes in units),
-                most_visits=max(len(planes) for _, planes in units),
-                table=sum(table.values()),
-                kinds=len(kinds) + idle,
-                pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
-                steps=sum(of_jobs),
-                job_steps=of_jobs[0] if len(set(of_jobs)) == 1 and not idle else 0,
-                longest=longest,
-                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
-                sum_pairs=sum_pairs,
-            )
-
-        @property
-        def fits(self) -> bool:
-            return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
-
-        @property
-        def table_bytes(self) -> int:
-            return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
-
-
-    def sum_slices(load: "Load") -> int:
-        """Slices that are summed by themselves where float32 is split: of short tap lists more than
-        one. All products of the later ones meet a sum that truncation can take from."""
-        pairs = max(load.longest, 1)
-        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
-
-
-    def even_part(pairs: int) -> int:
-        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
-        parts = max(-(-pairs // SUM_PAIRS), 1)
-        return up(max(-(-pairs // parts), 1), STEP_PAIRS)
 
 
     def step_count(pairs: int, sum_pairs: int) -> int:
@@ -1481,193 +1584,11 @@ def _planner():
             return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
-    # ===== planner/sm90_cost.py ===================================================================
-    # What the Hopper kernel costs: work of one unit in, cycles out.
-    #
-    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
-    # 1.2x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 7.6 %. The terms add up because the stages of the pipeline share the shared-memory port
-    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
-    # the constants with the fit.
-    CLOCK_MHZ = 1700.0
-    """Sustained under tensor load on an H200."""
-    DRAM_BYTES = 18.4
-    """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
-    CYCLES = {
-        "operands": 1.011,
-        "placed": 0.008814,
-        "slices": 130.0,
-        "boxes": 86.83,
-        "starved": 86.98,
-        "turns": 551.7,
-        "stored": 0.03813,
-        "segments": 3.092,
-        "weights": 0.009607,
-        "bare_stores": 0.01524,
-        "bare_segments": 3.001,
-        "paired": 0.04255,
-        "kept": 215.7,
-        "unit": 683.0,
-    }
-    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
-    SPLIT_CYCLES = {
-        "operands": 0.6916,
-        "placed": 0.04593,
-        "slices": 550.0,
-        "boxes": 0.0,
-        "starved": 0.0,
-        "turns": 680.7,
-        "stored": 0.05148,
-        "segments": 4.872,
-        "weights": 0.0318,
-        "bare_stores": 0.0,
-        "bare_segments": 0.0,
-        "paired": 0.0,
-        "kept": 0.0,
-        "unit": 167.6,
-    }
-    """The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
-    deviation 3.7 %."""
-    GATHER_CYCLES = (0.058, 0.1, 1.2)
-    """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
-    bytes, one element of 16 bits."""
-    STEPPED_GATHER = 1.5
-    """So many times that where columns are taken with a step. All from what was left of backward passes
-    on an H200 without the weight's gradient and the bias's, not from runs of their own: 2 to 3.5 times
-    what TMA takes on kb57 and kb71, 5 to 7 in TF32, 35 to 50 in BF16 on kb77_3d, kb79_1d and kb81."""
-    STEPPED_BOX = 0.0145
-    """For each byte of a tile that is every so many-th column of a TMA box, and each lane but one that
-    reads from the same bank. (With kernel and stride 4 the input's gradient took 3.7 times what the
-    rule without this said in TF32, 4.1 in BF16; with 2 1.4 times.)"""
-    LINE_STAGED, LINE_VECTOR = 0.25, 0.65
-
-    """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
-    or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
-    hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
-    8.7 %; the width of a vector hardly counts, so the bytes do not."""
-    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
-    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
-    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
-    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
-    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
-    PACK_MICROSECONDS = 8.0
-    """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
-    START_CYCLES = 4000.0
-    """Launch, first slice and last store, which nothing hides."""
-
-
-    def gathering_cycles(copy: int, step: int) -> float:
-        """For each byte of a tile, what it takes beside TMA boxes of neighbouring columns."""
-        if copy < len(GATHER_CYCLES):
-            return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
-        return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
-
-
-    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
-        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
-        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
-        return chunks * each + steps * FEEDING["step"]
-
-
-    @dataclass(frozen=True)
-    class UnitWork:
-        """What the stages of the pipeline have to do for one unit of work."""
-
-        operands: float
-        """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
-        columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
-        the reads above predict better than the cycles, at one cycle each."""
-        placed: float
-        """Bytes of the tile, margins included, written in its own layout."""
-        slices: float
-        boxes: float
-        """TMA boxes, or chunks of several, that loaders wait for and give back."""
-        starved: float
-        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
-        turns: float
-        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
-        stored: float
-        """Bytes written."""
-        segments: float
-        """Pieces of output rows that are written in one go."""
-        weights: float
-        """Bytes of packed weights streamed from L2."""
-        bare_stores: float
-        """Bytes written while no other consumer multiplies: the consumers take no turns."""
-        bare_segments: float
-        """The same, pieces of output rows."""
-        paired: float
-        """Bytes written by both consumers together, who meet for it."""
-        kept: float
-        """Slices that are multiplied with weights that stay in shared memory."""
-        gathered: float = 0.0
-        """Cycles to fill the tile where TMA does not do it, or brings more columns than are used."""
-        lines: float = 0.0
-        """Cycles of stores by lines, which `stored` and `segments` leave out."""
-        fed: float = 0.0
-        """Cycles of the feeding thread, beside everything else; 0 where it is not what limits."""
-        split: bool = False
-        """float32 that must not be rounded."""
-
-        @property
-        def constants(self) -> dict[str, float]:
-            return SPLIT_CYCLES if self.split else CYCLES
-
-        @property
-        def terms(self) -> dict[str, float]:
-            """Cycles by stage, in words that `explain` prints."""
-            constants = self.constants
-            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
-            return {
-                "the tensor cores": cost["operands"],
-                "filling the tile": cost["placed"]
-                + cost["slices"]
-                + cost["boxes"]
-                + cost["starved"]
-                + self.gathered,
-                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"]
-                + cost["segments"]
-                + cost["bare_stores"]
-                + cost["bare_segments"]
-                + cost["paired"]
-                + self.lines,
-                "the weights": cost["weights"] + cost["kept"],
-            }
-
-        @property
-        def cycles(self) -> float:
-            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
-            each = self.constants
-            total = (
-                each["operands"] * self.operands
-                + each["placed"] * self.placed
-                + each["slices"] * self.slices
-                + each["boxes"] * self.boxes
-                + each["starved"] * self.starved
-                + each["turns"] * self.turns
-                + each["stored"] * self.stored
-                + each["segments"] * self.segments
-                + each["weights"] * self.weights
-                + each["bare_stores"] * self.bare_stores
-                + each["bare_segments"] * self.bare_segments
-                + each["paired"] * self.paired
-                + each["kept"] * self.kept
-                + each["unit"]
-                + self.gathered
-                + self.lines
-            )
-            return max(total, self.fed)
-
-        @property
-        def most(self) -> str:
-            """The stage that takes most."""
-            terms = self.terms
-            if self.fed > sum(terms.values()):
-                return "starting the boxes"
-            return max(terms, key=lambda name: terms[name])
+    def even_part(pairs: int) -> int:
+        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
+        parts = max(-(-pairs // SUM_PAIRS), 1)
+        return -(-max(-(-pairs // parts), 1) // STEP_PAIRS) * STEP_PAIRS
 
     # ===== planner/sm90_tiling.py =================================================================
     # Tilings of the Hopper kernel: which ones fit, and how long each should take.
@@ -1678,9 +1599,11 @@ def _planner():
         (240, 1),
         (216, 1),
         (184, 1),
+        (128, 1),
         (64, 1),
         (128, 2),
         (104, 2),
+        (64, 2),
     )
     """(N, row blocks of a job) of every compiled kernel: the lists of csrc/cuda/sm90_launch.cuh."""
 
@@ -1689,13 +1612,23 @@ def _planner():
 
     SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
     """The same for split float32: N of both consumers together."""
+    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+
+    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+
     OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
     SPLIT = 3
     """Operand type of float32 that must not be rounded."""
+    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
+
+    """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     BLOCK_ROWS = 64
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
+    PAIR_BYTES, VISIT_BYTES = 4, 48
+
+    """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
     MAX_SLOTS = 16
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -1710,8 +1643,6 @@ def _planner():
         blocks: int
         alternate: bool
         """The consumers take units in turn, rather than two jobs of the same unit."""
-        paired: bool
-        """These two jobs are the width phases of the same rows, which the consumers store together."""
         area: "Area"
         slice_blocks: int
         sum_slices: int
@@ -1794,12 +1725,11 @@ def _planner():
                 "sum_pairs": self.sum_pairs,
                 "fold_rows": shape.fold_rows,
                 "folds": shape.folds,
+                "row_folds": shape.row_folds,
+                "depth_apart": task.lattices[0].out_step,
                 "width_folds": shape.width_folds,
                 "warp_lines": shape.warp_lines,
-                "width_phases": 0,
-                "paired": int(self.paired),
-                "line_pitch": 0,
-                "line_columns": 0,
+                **dict.fromkeys(("width_phases", "line_pitch", "line_columns", "shifted"), 0),
                 **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
                 "fill_first": int(task.fill_first),
                 "vector": area.vector,
@@ -1809,10 +1739,7 @@ def _planner():
                 "weight_blocks": 0,
                 "job_groups": self.job_groups,
                 "row_phases": len(shape.row_phases),
-                "kinds": 0,
-                "pairs": 0,
-                "visits": 0,
-                "jobs": 0,
+                **dict.fromkeys(("kinds", "pairs", "visits", "jobs"), 0),
             }
 
         def notes(self, shape: "Shape", planes: int) -> tuple[str, ...]:
@@ -1820,8 +1747,6 @@ def _planner():
             use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
             share = use / (prod(self.tiles) * self.n)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
-            if self.paired:
-                kind = "have one width phase each, stored together"
             if shape.task.split:
                 kind = "halve the columns of a tile"
             boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
@@ -1838,25 +1763,100 @@ def _planner():
             )
 
 
+    def visits(job_list: "list[Job]", alternate: bool) -> "list[tuple[tuple[Job, ...], list[Triple]]]":
+        """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
+        size = 1 if alternate else 2
+        groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
+        return [
+            (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
+            for group in groups
+        ]
+
+
+    @dataclass(frozen=True)
+    class Load:
+        """What all units of a tile have to do for one channel slice, whatever the tile."""
+
+        groups: int
+        visits: int
+        """Of all units together."""
+        most_visits: int
+        table: int
+        """Entries of the table of visits; units with the same tap lists share theirs."""
+        kinds: int
+        pair_count: int
+        """Entries of the table of pairs."""
+        pairs: int
+        """WGMMAs of all jobs, three for a pair where float32 is split."""
+        steps: int
+        """Weight blocks of all jobs."""
+        longest: int
+        """Pairs of the longest tap list."""
+        sum_pairs: int
+        additions: int
+        """Of parts of tap lists to the sums, but for the last part of each."""
+
+        @staticmethod
+        def of(
+            job_list: "list[Job]",
+            alternate: bool,
+            slice_blocks: int,
+            split: bool = False,
+            sum_pairs: int = 0,
+        ) -> "Load":
+            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
+            units = visits(job_list, alternate)
+            table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
+            kinds = {kind: None for job in job_list for kind in job.kinds}
+            lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
+            every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            longest = max(every, default=0)
+            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+            steps = sum(step_count(pairs, sum_pairs) for pairs in every)
+            # A job that idles brings tap lists of its own, empty ones.
+            idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
+            return Load(
+                groups=len(units),
+                visits=sum(len(planes) for _, planes in units),
+                most_visits=max(len(planes) for _, planes in units),
+                table=sum(table.values()),
+                kinds=len(kinds) + idle,
+                pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
+                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+                steps=steps,
+                longest=longest,
+                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
+                sum_pairs=sum_pairs,
+            )
+
+        @property
+        def fits(self) -> bool:
+            return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
+
+        @property
+        def table_bytes(self) -> int:
+            return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
+
+
     def tilings(
         shape: "Shape", by_blocks: "Mapping[int, list[Job] | None]", hardware: "Hardware"
     ) -> "Iterator[Tiling]":
         """Every legal tiling of a shape, with its expected time."""
         split = shape.task.split
         total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
-        depths = [blocks for blocks in (16, 8, 4, 2) if blocks <= max(total_blocks, 2)]
+        depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
         loads: "dict[tuple[int, bool, int], Load]" = {}
         for n, blocks in SPLIT_TILES if split else TILES:
             job_list = by_blocks[blocks]
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
             orders = (True, False) if len(job_list) > 1 and not split else (True,)
-            if job_list[0].paired:
-                orders = (False,)
             for area in areas(shape, n, store_vector(shape, job_list)):
                 if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                     continue
-                for slice_blocks in depths:
+                for slice_blocks in reversed(depths):
+                    if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
+                        continue  # the loaders by themselves take four at a time
                     rings = list(raw_rings(shape, area, slice_blocks))
                     for alternate, ring in product(orders, rings):
                         key = blocks, alternate, slice_blocks
@@ -1884,8 +1884,7 @@ def _planner():
         if task.channels_last:
             return 1
         span = shape.columns.out_step
-        whole_rows = job_list[0].together or job_list[0].paired
-        if span > 1 and not (whole_rows and len(shape.columns.firsts) == span):
+        if span > 1 and not (job_list[0].together and len(shape.columns.firsts) == span):
             return 1
         whole = 16 // task.element_bytes
         width = task.out_size[2]
@@ -1915,12 +1914,10 @@ def _planner():
         tiles = tile_counts(shape, area)
         known: "dict[tuple[int, int, bool], tuple[UnitWork, float]]" = {}
         own = False  # rings of their own for the consumers: the longest that fit, they cost the same
-        groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
-        for weights in weight_rings(shape.task.split, form[2], groups, *steps):
+        groups, steps = load.groups * shape.task.groups, load.steps * slices
+        for weights in weight_rings(shape.task.split, form[2], groups, steps):
             slots = min((room - weights.bytes) // slot, MAX_SLOTS)
-            if slots < 2 or (weights.rings == 2 and own and not weights.resident):
-                continue
-            if weights.resident and groups > hardware.multiprocessors:
+            if slots < 2 or (weights.rings == 2 and own):
                 continue
             own = weights.rings == 2
             whole = form[2] or weights.rings == 2
@@ -1932,7 +1929,6 @@ def _planner():
             work, cycles = known[key]
             yield Tiling(
                 *form[:3],
-                job.paired,
                 area,
                 slice_blocks,
                 sum_slices(load) if shape.task.split else 0,
@@ -1959,6 +1955,13 @@ def _planner():
         )
 
 
+    def sum_slices(load: "Load") -> int:
+        """Slices that are summed by themselves where float32 is split: of short tap lists more than
+        one. All products of the later ones meet a sum that truncation can take from."""
+        pairs = max(load.longest, 1)
+        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+
+
     def unit_work(
         shape: "Shape",
         load: "Load",
@@ -1978,7 +1981,7 @@ def _planner():
         unit_slices = load.visits * share
         outputs = task.outputs * (1 - task.filled) / units
         stored = outputs * task.element_bytes
-        span = shape.columns.out_step if job.together or job.paired else 1
+        span = shape.columns.out_step if job.together else 1
         segments = outputs / (area.width * span)
         lines = 0.0
         if task.channels_last:
@@ -1986,12 +1989,13 @@ def _planner():
         elif job.lines:
             # Width phases without taps are vectors like the others.
             staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
-            lines = staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+            shifted = shape.shifts and area.one_row
+            whole = shape.whole if shifted else area.vector
+            lines = line_cycles(staged, outputs / whole, shifted and span > 2)
             stored = segments = 0.0
         elif span < shape.columns.out_step:
             # A part of every sector, which costs as much as a whole one.
             stored *= min(shape.columns.out_step, 32 // task.element_bytes)
-        shares = 2 if task.split else 1  # of the columns of a tile
         turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
         if rings == 2:
             turns = 0
@@ -1999,13 +2003,12 @@ def _planner():
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
         fed_steps = 0.0 if resident or rings == 2 else load.steps * share
-        placed = area.pixels * slice_blocks * unit_slices * 16
         fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
+        slot_bytes = area.pixels * slice_blocks * 16
         return UnitWork(
-            operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
-            placed=placed,
+            tensor=load.pairs * share * n / 2,
+            placed=slot_bytes * unit_slices * fill_factor(area.copy, shape.steps[2]),
             slices=unit_slices,
-            boxes=chunks,
             starved=chunks if box.raw_chunks == 2 else 0.0,
             turns=turns,
             stored=stored,
@@ -2013,9 +2016,7 @@ def _planner():
             weights=0.0 if resident else load.steps * share * STAGE_BYTES,
             bare_stores=stored if rings == 2 else 0.0,
             bare_segments=segments if rings == 2 else 0.0,
-            paired=stored if job.paired else 0.0,
             kept=unit_slices if resident else 0.0,
-            gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
             lines=lines,
             fed=fed if area.copy == COPY_ROWS else 0.0,
             split=task.split,
@@ -2037,10 +2038,7 @@ def _planner():
         work = unit_work(shape, load, job, form, area, depth, units)
         filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
         memory = (shape.task.bytes - filled) / units / DRAM_BYTES
-        blocks = hardware.multiprocessors
-        if depth[3]:  # weights stay: each has units of one group of jobs
-            blocks -= blocks % (load.groups * shape.task.groups)
-        waves = -(-units // blocks)
+        waves = -(-units // hardware.multiprocessors)
         if shape.task.fill_first:
             filled = shape.task.outputs * shape.task.element_bytes
         fill = filled / DRAM_BYTES / hardware.multiprocessors
@@ -2076,22 +2074,19 @@ def _planner():
         """The blocks are the width phases of the same rows, stored together."""
         lines: bool
         """Stored by lines, not by one of the faster ways."""
-        paired: bool = False
-        """It and the next one, or the one before, are the two width phases of the same rows."""
 
 
     def jobs(shape: "Shape", blocks: int) -> "list[Job] | None":
         """The jobs of `blocks` row blocks each, or None when the kernel cannot store them.
 
         Contiguous layout: the width phases of a row go into one job where possible, so that whole
-        sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone;
-        where these are the two width phases of stride 2, the consumers have one each and store both.
+        sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
         """
         task = shape.task
         span, phases = shape.columns.out_step, len(shape.width_phases)
         channels = [shape.fold_rows * i for i in range(shape.channel_blocks)]
         warps_apart = shape.fold_rows % WARP_ROWS == 0 and shape.width_folds == 1
-        lines = not warps_apart or span > 2
+        lines = shape.by_lines
         together = not task.channels_last and (span > 1 or lines) and 0 < phases <= MAX_WIDTH_PHASES
         fits = not lines or shape.line_columns > 0
         if together and fits and blocks == -(-phases // shape.width_folds):
@@ -2102,15 +2097,13 @@ def _planner():
             ]
         if not warps_apart or (blocks > 2 and not task.channels_last):
             return None
-        paired = together and blocks == 1 and phases == span == 2 and not task.split
         result: "list[Job]" = []
         for group in shape.blocks(together=False):
             singles = [(kind, c) for c in channels for kind in group]
             for i in range(0, len(singles), blocks):
                 part = singles[i : i + blocks]
                 part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
-                kinds, firsts = tuple(k for k, _ in part), tuple(c for _, c in part)
-                result.append(Job(kinds, firsts, False, False, paired))
+                result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, False))
         return result
 
 
@@ -2238,6 +2231,7 @@ def _planner():
             width_phases=len(widths),
             line_pitch=shape.line_pitch if job_list[0].lines else 0,
             line_columns=shape.line_columns if job_list[0].lines else 0,
+            shifted=int(job_list[0].lines and shape.shifts and tiling.area.one_row),
             kinds=len(lists.index),
             pairs=lists.count,
             visits=visit_count,
@@ -2264,194 +2258,11 @@ def _planner():
 _CUDA_SOURCE = r"""
 #include <cstdint>
 #include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
 #include <type_traits>
-
-// ===== csrc/cuda/sm90_params.h ===================================================================
-
-// What the planner tells the Hopper kernel. upconv/planner/sm90.py writes the same fields in the
-// same order as flat integers; tests/test_sm90_plan.py compares the two files.
-
-namespace upconv {
-
-constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
-constexpr int kMaxPairs = 1024;  // entries of all tap lists
-constexpr int kMaxVisits = 128;  // planes of all units of a tile
-constexpr int kStepPairs = 4;    // entries that share one weight block
-constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
-constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumulates together
-constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
-constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
-constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
-
-// Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
-// input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
-// besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
-// them.
-#define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
-  X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
-  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
-  X(channels_last) /* layout of input and output */                                              \
-  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, */                 \
-                   /* 3 TMA boxes of whole tiles, 4 of every few rows and channels */            \
-  X(batch)                                                                                       \
-  X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
-  X(in_channels)                                                                                 \
-  X(in_d)                                                                                        \
-  X(in_h)                                                                                        \
-  X(in_w)                                                                                        \
-  X(out_channels)                                                                                \
-  X(out_d)                                                                                       \
-  X(out_h)                                                                                       \
-  X(out_w)                                                                                       \
-  X(in_step_z)                                                                                   \
-  X(in_step_y)                                                                                   \
-  X(in_step_x)                                                                                   \
-  X(lanes)      /* rows of in_step_y that one q row spans */                                     \
-  X(tile_lanes) /* the same in the tile, where rows of one lane lie together */                  \
-  X(out_step_z)                                                                                  \
-  X(out_step_y)                                                                                  \
-  X(out_step_x)                                                                                  \
-  X(tiles_o) /* tiles over images */                                                             \
-  X(tiles_z) /* a tile is one q deep */                                                          \
-  X(tiles_y)                                                                                     \
-  X(tiles_x)                                                                                     \
-  X(tile_o)       /* images of one tile */                                                       \
-  X(tile_h)       /* q rows of one tile */                                                       \
-  X(tile_w)       /* q columns of one tile */                                                    \
-  X(pitch)        /* pixels from one row of the tile to the next, multiple of 4 if not by TMA */ \
-  X(rows)         /* rows of one image in the tile, margins included */                          \
-  X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
-  X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
-  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
-  X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
-  X(slices)       /* slices of one plane: they cover all input channels */                       \
-  X(slots)        /* ring of input slices */                                                     \
-  X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
-  X(stages)       /* of one such ring */                                                         \
-  X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
-  X(raw_w)        /* TMA boxes: columns and rows of some channel blocks of a tile, */            \
-  X(raw_h)        /* how many of these, their bytes, how many such lie in the ring */            \
-  X(raw_blocks)                                                                                  \
-  X(raw_bytes)                                                                                   \
-  X(raw_chunks)                                                                                  \
-  X(raw_rows)     /* rows of one box: all, or every raw_residues-th, */                          \
-  X(raw_residues) /* which begin on the same place in 16 bytes */                                \
-  X(raw_classes)  /* channels of one box: all, or every raw_classes-th */                        \
-  X(raw_shift)    /* TMA sees rows in groups of 1 << raw_shift, */                               \
-  X(raw_step)     /* and a box takes every raw_step-th group */                                  \
-  X(raw_stride)   /* bytes from one box to the next */                                           \
-  X(flat)         /* 1: an image is one long row to them; no tap reaches another pixel */        \
-  X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
-  X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
-  X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
-  X(sum_pairs)    /* summed by themselves before they are added to the rest */                   \
-  X(fold_rows)    /* output channels of one fold, 1 to 64 */                                     \
-  X(folds)        /* row phases of one block */                                                  \
-  X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
-  X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
-  X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
-  X(paired)       /* 1: the consumers have one of two width phases each, stored together */      \
-  X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
-  X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
-  X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
-  X(fill_y)                                                                                      \
-  X(fill_first)    /* 1: the whole output is the bias before anything else is written */         \
-  X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
-  X(weight_in)     /* weight stride of an input channel, in elements */                          \
-  X(weight_out)    /* weight stride of an output channel */                                      \
-  X(weight_group)  /* weight stride of a group of the convolution */                             \
-  X(weight_blocks) /* packed weight blocks of such a group */                                    \
-  X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
-  X(row_phases)    /* entries of row_first */                                                    \
-  X(kinds)                                                                                       \
-  X(pairs)                                                                                       \
-  X(visits)                                                                                      \
-  X(jobs)
-
-// Which tap of a dimension reads the input at `shift` for the phase that begins at `first`: the
-// k < kernel with k * step = first * of_first + base - shift * of_shift, if there is one.
-struct Sm90Axis {
-  int kernel, of_first, base, of_shift, step;
-};
-
-struct Sm90Kind {
-  int first_z;  // first output depth of the depth phase
-  int row;      // first of its folds in row_first
-  int first_x;  // first output column of the width phase, where blocks are stored by themselves
-};
-
-// One WGMMA: a tap of some folds (weights of the others are zero) and two of the slice's channel
-// blocks.
-struct Sm90Pair {
-  int offset;       // from the start of the slice in shared memory, in 16 bytes
-  int16_t block;    // first of the two channel blocks
-  int16_t z, y, x;  // input = q * in_step + this
-};
-
-// Some of a tap list's pairs; they begin on multiples of kStepPairs.
-struct Sm90List {
-  uint16_t begin, count;
-};
-
-// A plane that the units of a job group load, and what their jobs do with each slice of it.
-struct Sm90Visit {
-  Sm90List list[2][kMaxBlocks];  // of each consumer and row block
-  uint16_t steps[2];             // weight blocks of each consumer
-  int z, y, x;                   // input = q * in_step + this
-};
-
-struct Sm90Job {
-  int kind[kMaxBlocks];
-  int channel[kMaxBlocks];  // first output channel of each block; past the end: nothing to do
-  int weights;              // first packed weight block
-  int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
-  int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
-};
-
-struct Sm90Params {
-  const void* x;
-  // packed: [group][job][plane][slice][step][channel block][64 rows][16 bytes]
-  const uint4* w;
-  const void* bias;
-  void* y;
-#define UPCONV_DECLARE(name) int name;
-  UPCONV_SM90_FIELDS(UPCONV_DECLARE)
-#undef UPCONV_DECLARE
-  Sm90Axis axis[3];                       // depth, rows, columns
-  int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
-  int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
-  Sm90Kind kind[kMaxKinds];
-  Sm90Pair pair[kMaxPairs];
-  Sm90Visit visit[kMaxVisits];
-  Sm90Job job[kMaxJobs];
-};
-
-// Besides the TMA's description of the input.
-static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");
-
-}  // namespace upconv
-
-// ===== csrc/cuda/sm90_launch.h ===================================================================
-
-// Entry points of the Hopper kernel, free of PyTorch: what binding and tests call.
-
-namespace upconv {
-
-// Reads the planner's integers. Returns false when they do not make a plan (wrong length, a count
-// over its limit).
-bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan);
-
-// Size of the packed weights that a plan reads.
-int64_t sm90_packed_bytes(const Sm90Params& plan);
-
-cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
-                      cudaStream_t stream);
-cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream);
-
-}  // namespace upconv
 
 // ===== csrc/cuda/ptx.cuh =========================================================================
 
@@ -2528,10 +2339,6 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 // The 128 threads of a warpgroup meet on named barrier `id`.
 __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
-}
-// The 64 threads of two warps.
-__device__ __forceinline__ void warp_pair_sync(int id) {
-  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
 }
 
 // True for one thread of a warp, all of which ask. The assembler then knows that only one starts a
@@ -2652,36 +2459,6 @@ __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   return min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
 }
 
-// 16-bit numbers as their bits. CUDA's own headers for them were a fifth of what nvcc reads, 0.6 s
-// of every compilation.
-struct BFloat16 {
-  unsigned short bits;
-};
-struct Float16 {
-  unsigned short bits;
-};
-__device__ __forceinline__ float widened(BFloat16 v) {
-  return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
-}
-__device__ __forceinline__ float widened(Float16 v) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
-  return wide;
-}
-__device__ __forceinline__ BFloat16 to_bfloat16(float v) {
-  BFloat16 narrow;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
-  return narrow;
-}
-__device__ __forceinline__ Float16 to_float16(float v) {
-  Float16 narrow;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
-  return narrow;
-}
-// Streaming stores, which CUDA has for its own 16-bit types under this name.
-__device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
-__device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
-
 // A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
 // parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
 // cannot.
@@ -2734,6 +2511,175 @@ __device__ __forceinline__ void keep_after_wait(float& accumulator) {
 
 }  // namespace upconv::ptx
 
+// ===== csrc/cuda/sm90_params.h ===================================================================
+
+// What the planner tells the Hopper kernel. upconv/planner/sm90.py writes the same fields in the
+// same order as flat integers; tests/test_sm90_plan.py compares the two files.
+
+namespace upconv {
+
+constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
+constexpr int kMaxPairs = 1024;  // entries of all tap lists
+constexpr int kMaxVisits = 128;  // planes of all units of a tile
+constexpr int kStepPairs = 4;    // entries that share one weight block
+constexpr int kStepBytes = kStepPairs * 2 * 64 * 16;  // a weight block: 4 pairs, 64 rows, 16 bytes
+constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumulates together
+constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
+constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
+constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
+
+// Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
+// input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
+// besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
+// them.
+#define UPCONV_SM90_FIELDS(X)                                                                    \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
+  X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
+  X(channels_last) /* layout of input and output */                                              \
+  X(copy)          /* input: 0 vectors of 4 pixels, 1 4 bytes, 2 one element, */                 \
+                   /* 3 TMA boxes of whole tiles, 4 of every few rows and channels */            \
+  X(batch)                                                                                       \
+  X(conv_groups) /* groups of the convolution; channels are those of one of them */              \
+  X(in_channels)                                                                                 \
+  X(in_d)                                                                                        \
+  X(in_h)                                                                                        \
+  X(in_w)                                                                                        \
+  X(out_channels)                                                                                \
+  X(out_d)                                                                                       \
+  X(out_h)                                                                                       \
+  X(out_w)                                                                                       \
+  X(in_step_z)                                                                                   \
+  X(in_step_y)                                                                                   \
+  X(in_step_x)                                                                                   \
+  X(lanes)      /* rows of in_step_y that one q row spans */                                     \
+  X(tile_lanes) /* the same in the tile, where rows of one lane lie together */                  \
+  X(out_step_z)                                                                                  \
+  X(out_step_y)                                                                                  \
+  X(out_step_x)                                                                                  \
+  X(tiles_o) /* tiles over images */                                                             \
+  X(tiles_z) /* a tile is one q deep */                                                          \
+  X(tiles_y)                                                                                     \
+  X(tiles_x)                                                                                     \
+  X(tile_o)       /* images of one tile */                                                       \
+  X(tile_h)       /* q rows of one tile */                                                       \
+  X(tile_w)       /* q columns of one tile */                                                    \
+  X(pitch)        /* pixels from one row of the tile to the next, multiple of 4 if not by TMA */ \
+  X(rows)         /* rows of one image in the tile, margins included */                          \
+  X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
+  X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
+  X(slice_blocks) /* 16-byte channel blocks of one slice, even */                                \
+  X(parts)        /* numbers that make one input: 2 where it is split, a slot holds both */      \
+  X(slices)       /* slices of one plane: they cover all input channels */                       \
+  X(slots)        /* ring of input slices */                                                     \
+  X(rings)        /* of weight blocks: 1 of both consumers, in turns; 2: each has its own */     \
+  X(stages)       /* of one such ring */                                                         \
+  X(resident)     /* 1: it holds all weights of the layer, loaded once */                        \
+  X(raw_w)        /* TMA boxes: columns and rows of some channel blocks of a tile, */            \
+  X(raw_h)        /* how many of these, their bytes, how many such lie in the ring */            \
+  X(raw_blocks)                                                                                  \
+  X(raw_bytes)                                                                                   \
+  X(raw_chunks)                                                                                  \
+  X(raw_rows)     /* rows of one box: all, or every raw_residues-th, */                          \
+  X(raw_residues) /* which begin on the same place in 16 bytes */                                \
+  X(raw_classes)  /* channels of one box: all, or every raw_classes-th */                        \
+  X(raw_shift)    /* TMA sees rows in groups of 1 << raw_shift, */                               \
+  X(raw_step)     /* and a box takes every raw_step-th group */                                  \
+  X(raw_stride)   /* bytes from one box to the next */                                           \
+  X(flat)         /* 1: an image is one long row to them; no tap reaches another pixel */        \
+  X(alternate)    /* 1: the consumers take units in turn; 0: jobs of the same unit */            \
+  X(turn_slices)  /* slices of one consumer's turn at the tensor cores */                        \
+  X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
+  X(sum_pairs)    /* summed by themselves before they are added to the rest */                   \
+  X(fold_rows)    /* output channels of one fold, 1 to 64 */                                     \
+  X(folds)        /* depths times row phases of one block */                                     \
+  X(row_folds)    /* row phases of one block; */                                                 \
+  X(depth_apart)  /* its depths are so far apart */                                              \
+  X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
+  X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
+  X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
+  X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
+  X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
+  X(shifted)      /* 1: a tile is one row, and each line is staged as far from 16 bytes as */    \
+                  /* it lies in the output */                                                    \
+  X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
+  X(fill_y)                                                                                      \
+  X(fill_first)    /* 1: and with them the rows that have taps, before these are stored */       \
+  X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
+  X(weight_in)     /* weight stride of an input channel, in elements */                          \
+  X(weight_out)    /* weight stride of an output channel */                                      \
+  X(weight_group)  /* weight stride of a group of the convolution */                             \
+  X(weight_blocks) /* packed weight blocks of such a group */                                    \
+  X(job_groups)    /* pairs of jobs, or single jobs when consumers alternate */                  \
+  X(row_phases)    /* entries of row_first */                                                    \
+  X(kinds)                                                                                       \
+  X(pairs)                                                                                       \
+  X(visits)                                                                                      \
+  X(jobs)
+
+// Which tap of a dimension reads the input at `shift` for the phase that begins at `first`: the
+// k < kernel with k * step = first * of_first + base - shift * of_shift, if there is one.
+struct Sm90Axis {
+  int kernel, of_first, base, of_shift, step;
+};
+
+struct Sm90Kind {
+  int first_z;  // first output depth of the depth phase
+  int row;      // first of its folds in row_first
+  int first_x;  // first output column of the width phase, where blocks are stored by themselves
+};
+
+// One WGMMA: a tap of some folds (weights of the others are zero) and two of the slice's channel
+// blocks.
+struct Sm90Pair {
+  int offset;       // from the start of the slice in shared memory, in 16 bytes
+  int16_t block;    // first of the two channel blocks
+  int16_t z, y, x;  // input = q * in_step + this
+};
+
+// Some of a tap list's pairs; they begin on multiples of kStepPairs.
+struct Sm90List {
+  uint16_t begin, count;
+};
+
+// A plane that the units of a job group load, and what their jobs do with each slice of it.
+struct Sm90Visit {
+  Sm90List list[2][kMaxBlocks];  // of each consumer and row block
+  uint16_t steps[2];             // weight blocks of each consumer
+  int z, y, x;                   // input = q * in_step + this
+};
+
+struct Sm90Job {
+  int kind[kMaxBlocks];
+  int channel[kMaxBlocks];  // first output channel of each block; past the end: nothing to do
+  int weights;              // first packed weight block
+  int steps;                // weight blocks of a unit, over all its row blocks, planes and slices
+  int visit, visits;        // the planes of its group: first and number, 0 when no job has a tap
+};
+
+struct Sm90Params {
+  const void* x;
+  // packed: [group][job][plane][slice][step][channel block][64 rows][16 bytes]
+  const uint4* w;
+  const void* bias;
+  void* y;
+#define UPCONV_DECLARE(name) int name;
+  UPCONV_SM90_FIELDS(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+  Sm90Axis axis[3];                       // depth, rows, columns
+  int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
+  int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
+  Sm90Kind kind[kMaxKinds];
+  Sm90Pair pair[kMaxPairs];
+  Sm90Visit visit[kMaxVisits];
+  Sm90Job job[kMaxJobs];
+};
+
+// Besides the TMA's description of the input.
+static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_layout.cuh =================================================================
 
 // Hopper kernel: operand types, sizes, shared memory, and the units of work. Roles and pipelines
@@ -2775,7 +2721,6 @@ constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
 constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
-constexpr int kPairBarrier = 3;  // first of four named barriers, of two warps each
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
 
 constexpr int kInFlight = 6;    // items that each loader thread has on their way
@@ -2954,6 +2899,122 @@ __device__ __forceinline__ void load_offsets(uint32_t (&to)[1], const int* from)
 
 }  // namespace upconv
 
+// ===== csrc/cuda/sm90_fill.cuh ===================================================================
+
+// Hopper kernel: depths and rows of the output that no tap reaches, which are the bias alone. They
+// are no units of work, and written before the others by a kernel of their own: at the end of the
+// main kernel they cost every layer registers (kb69 in BF16 0.84 -> 0.89 ms).
+
+namespace upconv {
+
+// --- Rows without taps -----------------------------------------------------------------------
+
+constexpr int kFillThreads = 256;
+constexpr int kFillBytes = 16384;  // of a warp's task and more; what a task costs besides is hidden
+
+// `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
+template <typename Element>
+__device__ __forceinline__ void fill_run(Element* to, int count, Element value, uint4 vector) {
+  constexpr int kE = 16 / sizeof(Element);
+  const int lane = threadIdx.x % 32;
+  const int early = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Element)) & (kE - 1);
+  const int head = min(count, (kE - early) & (kE - 1)), body = (count - head) / kE;
+  const int tail = count - head - body * kE;
+  uint4* vectors = reinterpret_cast<uint4*>(to + head);
+  if (lane < head) __stcs(to + lane, value);
+  for (int i = lane; i < body; i += 32) __stcs(vectors + i, vector);
+  if (lane < tail) __stcs(to + count - tail + lane, value);
+}
+
+// The bias of a channel, and as many of it as make 16 bytes.
+template <typename Operand>
+__device__ __forceinline__ uint4 bias_vector(const Sm90Params& p, int channel,
+                                             typename Operand::Element* value) {
+  using Element = typename Operand::Element;
+  *value = p.bias ? static_cast<const Element*>(p.bias)[channel] : Operand::from_float(0.f);
+  const VectorOf<sizeof(Element)> bits = *reinterpret_cast<VectorOf<sizeof(Element)>*>(value);
+  const uint32_t word = sizeof(Element) == 4 ? bits : bits * 0x10001u;
+  return make_uint4(word, word, word, word);
+}
+
+// Images and channels: `planes` of them have the same bias for all outputs.
+__host__ __device__ inline int64_t fill_planes(const Sm90Params& p) {
+  return static_cast<int64_t>(p.batch) * p.conv_groups * p.out_channels;
+}
+
+// Rows of a warp's task, those of a step and more, where rows are filled by themselves.
+template <typename Operand>
+__host__ __device__ inline int fill_height(const Sm90Params& p) {
+  const int step = p.out_step_y / p.lanes;
+  const int period = step * p.out_w * static_cast<int>(sizeof(typename Operand::Element));
+  return step * ((kFillBytes + period - 1) / period);
+}
+
+// Tasks of one of those planes. Short rows share too many sectors with rows beside them that are
+// written at another time (fill_first): there every output is filled.
+template <typename Operand>
+__host__ __device__ inline int64_t fill_pieces(const Sm90Params& p) {
+  const int64_t size = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  const int64_t piece = kFillBytes / sizeof(typename Operand::Element);
+  const int height = fill_height<Operand>(p);
+  if (p.fill_first) return (size + piece - 1) / piece;
+  return static_cast<int64_t>(p.out_d) * ((p.out_h + height - 1) / height);
+}
+
+template <typename Operand>
+__global__ void sm90_fill(const __grid_constant__ Sm90Params p) {
+  using Element = typename Operand::Element;
+  constexpr int kPiece = kFillBytes / sizeof(Element);
+  const int64_t task = static_cast<int64_t>(blockIdx.x) * (kFillThreads / 32) + threadIdx.x / 32;
+  const int64_t pieces = fill_pieces<Operand>(p), plane = task / pieces;
+  const int64_t size = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
+  if (plane >= fill_planes(p)) return;
+  Element value;
+  const int channel = static_cast<int>(plane % (p.conv_groups * p.out_channels));
+  const uint4 vector = bias_vector<Operand>(p, channel, &value);
+  Element* to = static_cast<Element*>(p.y) + plane * size;
+  const int64_t piece = task - plane * pieces;
+  if (p.fill_first) {
+    const int64_t left = size - piece * kPiece;
+    const int count = left < kPiece ? static_cast<int>(left) : kPiece;
+    return fill_run(to + piece * kPiece, count, value, vector);
+  }
+  const int height = fill_height<Operand>(p), across = (p.out_h + height - 1) / height;
+  const int z = static_cast<int>(piece / across);
+  int y = static_cast<int>(piece - static_cast<int64_t>(z) * across) * height;
+  const int end = min(y + height, p.out_h);
+  to += (static_cast<int64_t>(z) * p.out_h + y) * p.out_w;
+  if (p.fill_z >> z % p.out_step_z & 1) {
+    return fill_run(to, (end - y) * p.out_w, value, vector);
+  }
+  const int step = p.out_step_y / p.lanes;
+  for (int residue = 0; y < end; ++y, to += p.out_w) {
+    if (p.fill_y >> residue & 1) fill_run(to, p.out_w, value, vector);
+    residue = residue + 1 == step ? 0 : residue + 1;
+  }
+}
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_launch.h ===================================================================
+
+// Entry points of the Hopper kernel, free of PyTorch: what binding and tests call.
+
+namespace upconv {
+
+// Reads the planner's integers. Returns false when they do not make a plan (wrong length, a count
+// over its limit).
+bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan);
+
+// Size of the packed weights that a plan reads.
+int64_t sm90_packed_bytes(const Sm90Params& plan);
+
+cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
+                      cudaStream_t stream);
+cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream);
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_epilogue.cuh ===============================================================
 
 // Hopper kernel: how a consumer warpgroup stores what it has accumulated.
@@ -3029,8 +3090,13 @@ struct Epilogue {
 
   // First output row of a fold of a block, -1 where there is none.
   __device__ __forceinline__ int fold_row(const Sm90Kind& kind, int fold) const {
-    const int at = kind.row + fold;
+    const int at = kind.row + fold % p.row_folds;
     return fold < p.folds && at < p.row_phases ? p.row_first[at] : -1;
+  }
+
+  // First output depth of a fold of a block.
+  __device__ __forceinline__ int fold_depth(const Sm90Kind& kind, int fold) const {
+    return kind.first_z + fold / p.row_folds * p.depth_apart;
   }
 
   // Bias of an output channel; 0 past the end.
@@ -3050,7 +3116,7 @@ struct Epilogue {
                                         bool inside, int first_x, int first_y, int channels,
                                         int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = kSpan * 8 / kTogether;
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
@@ -3088,13 +3154,14 @@ struct Epilogue {
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = fold_row(first, warp * 16 / p.fold_rows);
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(first, fold), first_z = fold_depth(first, fold);
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
     const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_z, first_y, first_x) +
+                    channel * out_area();
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
@@ -3155,100 +3222,6 @@ struct Epilogue {
     ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
   }
 
-  // --- Stores of both consumers together ---
-  // Each consumer holds one of the two width phases of the same rows. The warps of both that have
-  // the same channels stage half a slice each, meet, and write 8 of the 16 rows each, with both
-  // phases. What is staged next goes into the other half: who writes there has been met since by
-  // all who read it.
-
-  // V neighbouring outputs, from V / 2 staged columns of each phase.
-  template <int V>
-  __device__ __forceinline__ Vector<V> interleaved(uint32_t even, uint32_t odd) const {
-    alignas(16) Element first[V / 2], second[V / 2], both[V];
-    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(first), even);
-    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(second), odd);
-#pragma unroll
-    for (int i = 0; i < V / 2; ++i) both[2 * i] = first[i], both[2 * i + 1] = second[i];
-    return *reinterpret_cast<Vector<V>*>(both);
-  }
-
-  template <int V>
-  __device__ __forceinline__ void sweep_pair(uint32_t even, uint32_t odd, Element* base,
-                                             const Unit& where, bool inside, int first_y,
-                                             int channels, int chunk, int width) const {
-    constexpr int kLanes = kChunk / V;  // that one row of both phases takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
-    const int64_t channel_step = out_area();
-    const int first_row = 8 * c + threadIdx.x % 32 / kLanes;
-#pragma unroll 1
-    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
-      const int q = position / 2, residue = position % 2;
-      const int at = column_offset(where, inside, first_y, chunk + q, residue);
-      if (at < 0) continue;
-      Element* target = base + (at + residue) + first_row * channel_step;
-      const uint32_t offset = (first_row * kPitch + q) * sizeof(Element);
-      Vector<V> v[kBatch];
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const uint32_t row = offset + i * kTogether * kPitch * sizeof(Element);
-        if constexpr (V == 1) {
-          ptx::load_shared(v[i], (residue ? odd : even) + row);
-        } else {
-          v[i] = interleaved<V>(even + row, odd + row);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (first_row + i * kTogether < channels) {
-          __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
-        }
-        target += kTogether * channel_step;
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store_pair(const Sm90Job& job, const Unit& where) const {
-    constexpr int kColumns = kChunk / 2;
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t even = shared.staging + warp * kStagingBytes, odd = even + 4 * kStagingBytes;
-    const uint32_t row = (c ? odd : even) + lane / 4 * kPitch * sizeof(Element);
-    const Sm90Kind& kind = p.kind[job.kind[0]];
-    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
-    const int channel = job.channel[0] + warp * 16 % p.fold_rows;
-    // The same for both consumers.
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
-    const bool inside = unit_inside(where, first_y, 1);
-    Element* base = static_cast<Element*>(p.y) + unit_offset(where, kind.first_z, first_y, 0) +
-                    channel * out_area();
-    const int channels = p.out_channels - channel;
-    const float bias0 = row_bias(where, channel + lane / 4),
-                bias8 = row_bias(where, channel + 8 + lane / 4);
-    uint32_t half = 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += kColumns) {
-      const int width = min(kColumns, N - chunk) * 2;
-      stage_columns<0, 1, kColumns, 1>(row + half, chunk, ptx::unknown(bias0), ptx::unknown(bias8));
-      __syncwarp();
-      ptx::warp_pair_sync(kPairBarrier + warp);
-      constexpr int kMost = 16 / sizeof(Element);
-      if (p.vector == kMost) {
-        sweep_pair<kMost>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
-                          width);
-      } else if (p.vector == 2) {
-        sweep_pair<2>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
-                      width);
-      } else {
-        sweep_pair<1>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
-                      width);
-      }
-      __syncwarp();
-      half ^= kColumns * sizeof(Element);
-    }
-    // The next unit begins with the first half.
-    constexpr bool kOdd = (N + kColumns - 1) / kColumns % 2;
-    if constexpr (kOdd) ptx::warp_pair_sync(kPairBarrier + warp);
-  }
-
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
   template <int j>
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
@@ -3256,13 +3229,14 @@ struct Epilogue {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(kind, fold), first_z = fold_depth(kind, fold);
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
     const bool inside = unit_inside(where, first_y, kind.first_x);
     Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+                    unit_offset(where, first_z, first_y, kind.first_x) + lane_channel;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
 #pragma unroll 1
@@ -3318,19 +3292,55 @@ struct Epilogue {
     }
   }
 
-  // --- Stores by lines ---
-  // A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
-  // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
-  // output. Phases without taps are staged once a unit: nothing writes over them.
+  // All but lines (sm90_lines.cuh).
+  __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
+    if (!p.width_phases) {
+      store_each(job, where);
+    } else {
+      store_contiguous<0, MB, kChunk / 2, 2>(job, where);
+    }
+  }
+};
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_lines.cuh ==================================================================
+
+// Hopper kernel: stores by lines, for few output channels, more than two width phases, and rows
+// whose vectors do not begin on 16 bytes.
+
+namespace upconv {
+
+// --- Consumers: epilogue by lines ------------------------------------------------------------
+
+// A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
+// of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
+// output. Phases without taps are staged once a unit: nothing writes over them.
+template <typename Operand, int N, int MB>
+struct LineEpilogue : Epilogue<Operand, N, MB> {
+  using Base = Epilogue<Operand, N, MB>;
+  using typename Base::Element;
+  template <int V>
+  using Vector = typename Base::template Vector<V>;
+  using Base::c, Base::d, Base::p, Base::shared;
+  using Base::depth_inside, Base::first_column, Base::fold_depth, Base::fold_row, Base::out_area;
+  using Base::row_bias, Base::unit_inside, Base::unit_offset;
 
   // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
-  // first output row (none for lines that do not exist), the bias.
+  // first output row (none for lines that do not exist), the bias. Of shifted lines instead of the
+  // row: elements in this tile and, in the last 8 bits, lines of the warp from this one on.
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
   static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
   // Are the lines of every warp neighbouring channels of the same output row?
   __device__ __forceinline__ bool channel_lines() const {
     return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
+  }
+
+  // Elements of a line in this tile.
+  __device__ __forceinline__ int line_length(const Unit& where) const {
+    const int columns = min(p.tile_w - first_column(), N) * p.out_step_x;
+    return max(min(columns, p.out_w - (where.x + first_column()) * p.out_step_x), 0);
   }
 
   // Puts down where this warp's lines go and what their columns without taps hold.
@@ -3341,23 +3351,45 @@ struct Epilogue {
     if (lane < 16) {
       const Sm90Kind& kind = p.kind[job.kind[0]];
       const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
-      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
-      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0;
-      const int64_t offset = channel * out_area() + static_cast<int64_t>(row) * p.out_w;
+      const int within = line - fold * p.fold_rows, channel = job.channel[0] + within;
+      const int row = fold_row(kind, fold), first_z = fold_depth(kind, fold);
+      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0 &&
+                      depth_inside(where, first_z);
+      int place = on ? row : kNoLine;
+      if (p.shifted) {
+        const int lines = min(p.fold_rows, p.out_channels - job.channel[0]) - within;
+        const bool inside = on && where.y * p.out_step_y + row < p.out_h;
+        place = inside ? line_length(where) << 8 | min(p.warp_lines - lane, lines) : 0;
+      }
+      const int64_t rows = static_cast<int64_t>(first_z - kind.first_z) * p.out_h + row;
+      const int64_t offset = channel * out_area() + rows * p.out_w;
       const uint64_t bytes = offset * sizeof(Element);
       ptx::store_shared(staging + kLineRoom + 16 * lane,
-                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
+                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, place,
                                    __float_as_uint(row_bias(where, channel))));
     }
     __syncwarp();
     if (p.width_phases == p.out_step_x) return;
-    for (int line = 0; line < p.warp_lines; ++line) {
-      uint32_t bias;
-      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
-      for (int i = lane; i < p.line_pitch; i += 32) {
-        put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
-      }
+    const int lanes = 32 / p.warp_lines, line = lane / lanes;
+    if (line >= p.warp_lines) return;
+    uint32_t bits;
+    ptx::load_shared(bits, staging + kLineRoom + 16 * line + 12);
+    const Element bias = Operand::from_float(__uint_as_float(bits));
+    alignas(16) Element values[kE];
+#pragma unroll
+    for (int i = 0; i < kE; ++i) values[i] = bias;
+    const uint4 vector = *reinterpret_cast<const uint4*>(values);
+    const uint32_t row = staging + line * p.line_pitch * static_cast<int>(sizeof(Element));
+#pragma unroll 1
+    for (int i = lane - line * lanes; i < p.line_pitch / kE; i += lanes) {
+      ptx::store_shared(row + 16 * i, vector);
     }
+  }
+
+  // Elements from the last 16 bytes to where a line begins.
+  __device__ __forceinline__ static int line_shift(const char* base, uint4 line) {
+    const uint32_t address = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(base)) + line.x;
+    return address / static_cast<uint32_t>(sizeof(Element)) & (kE - 1);
   }
 
   __device__ __forceinline__ static int64_t line_bytes(uint4 line) {
@@ -3380,8 +3412,8 @@ struct Epilogue {
             const int i = column / 2 + 2 * half;
             const uint32_t to = place[half][j] + at + (column - kLow) * step;
             if (place[half][j]) {
-              put<1>(to, 0, d[j][i] + bias);
-              put<1>(to + step, 0, d[j][i + 1] + bias);
+              Base::template put<1>(to, 0, d[j][i] + bias);
+              Base::template put<1>(to + step, 0, d[j][i + 1] + bias);
             }
           }
     } else {
@@ -3460,6 +3492,81 @@ struct Epilogue {
     }
   }
 
+  // The same for lines that begin anywhere in 16 bytes and are staged as far from there, `position`
+  // elements of them and more: whole vectors, which begin on 16 bytes whatever the line. 16 lanes
+  // take a line. They are neighbouring channels of one output row.
+  __device__ __forceinline__ void sweep_shifted(uint32_t staging, char* base, int position,
+                                                int vectors) const {
+    constexpr int kBatch = 2;
+    const int half = threadIdx.x % 32 / 16;
+    const uint32_t pitch = 2 * p.line_pitch * static_cast<int>(sizeof(Element));
+    const int64_t area = out_area() * static_cast<int>(sizeof(Element));
+    uint4 entry;
+    ptx::load_shared(entry, staging + kLineRoom);
+    const int length = static_cast<int>(entry.z >> 8);
+    base += line_bytes(entry) + half * area;
+#pragma unroll 1
+    for (int i = threadIdx.x % 16; i < vectors; i += 16) {
+      const int at = position + i * kE;
+      char* target = base + at * static_cast<int>(sizeof(Element));
+      uint32_t source = staging + half * (pitch / 2) + i * 16;
+#pragma unroll 1
+      for (int left = static_cast<int>(entry.z & 255) - half; left > 0; left -= 2 * kBatch) {
+        uint4 v[kBatch];
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          // A line past the last may lie in the slice of another warp, which writes to it.
+          ptx::load_shared(v[k], source + (2 * k < left ? k * pitch : 0));
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const uintptr_t address = reinterpret_cast<uintptr_t>(target);
+          const int shift = static_cast<int>(address / sizeof(Element)) & (kE - 1);
+          const bool on = 2 * k < left && at >= shift && at - shift + kE <= length;
+          if (on) __stcs(reinterpret_cast<uint4*>(address & ~uintptr_t{15}), v[k]);
+          target += 2 * area;
+        }
+        source += kBatch * pitch;
+      }
+    }
+  }
+
+  // What such lines have before their first whole vector, and after their last, one element at a
+  // time: of the `count` elements from `position` on.
+  __device__ __forceinline__ void store_ends(uint32_t staging, const char* base, int position,
+                                             int count) const {
+    const int line = threadIdx.x % 16;
+    const bool last = threadIdx.x % 32 / 16;
+    uint4 entry;
+    ptx::load_shared(entry, staging + kLineRoom + 16 * line);
+    const int shift = line_shift(base, entry), end = shift + static_cast<int>(entry.z >> 8);
+    int at = last ? max(end & -kE, kE) : shift;
+    const int stop = last ? end : min(end, shift || end < kE ? kE : 0);
+    if (line >= p.warp_lines || !entry.z) return;
+    if (at < position || at >= position + count) return;
+    char* to = const_cast<char*>(base) + line_bytes(entry);
+#pragma unroll 1
+    for (; at < stop; ++at) {
+      VectorOf<sizeof(Element)> v;
+      const int from = line * p.line_pitch + at - position;
+      ptx::load_shared(v, staging + from * static_cast<int>(sizeof(Element)));
+      __stcs(reinterpret_cast<VectorOf<sizeof(Element)>*>(to) + (at - shift), v);
+    }
+  }
+
+  // Takes what is left of the last vector, when all others are written, to where the next columns
+  // are staged.
+  __device__ __forceinline__ void carry_rest(uint32_t staging) const {
+    const int line = threadIdx.x % 32;
+    const uint32_t to = staging + line * p.line_pitch * static_cast<int>(sizeof(Element));
+    if (line < p.warp_lines) {
+      uint4 v;
+      ptx::load_shared(v, to + p.line_columns * p.out_step_x * static_cast<int>(sizeof(Element)));
+      ptx::store_shared(to, v);
+    }
+    __syncwarp();
+  }
+
   template <int kGroup>
   __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
@@ -3468,7 +3575,8 @@ struct Epilogue {
     if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
     begin_lines(job, where, staging);
     char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
-                                         unit_offset(where, kind.first_z, 0, 0));
+                                         unit_offset(where, kind.first_z, 0, 0) +
+                                         (p.shifted ? first_column() * p.out_step_x : 0));
     // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
     uint32_t place[2][MB];
     float bias[2];
@@ -3484,7 +3592,8 @@ struct Epilogue {
         const int phase = j * p.width_folds + fold;
         const bool on = line < p.warp_lines && phase < p.width_phases;
         const int first_x = on ? p.column_first[phase] : 0;
-        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x;
+        const int shift = p.shifted ? line_shift(base, entry) : 0;
+        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x + shift;
         place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
       }
     }
@@ -3498,6 +3607,7 @@ struct Epilogue {
     for (int chunk = 0; chunk < N; chunk += p.line_columns) {
       const int count = min(p.line_columns, N - chunk);
       __syncwarp();
+      if (p.shifted && chunk) carry_rest(staging);
 #pragma unroll 1
       for (int n = 0; n < count; n += kGroup) {
         // Else the compiler adds the bias to all accumulators before the loop, and spills them.
@@ -3505,7 +3615,16 @@ struct Epilogue {
                                   ptx::unknown(bias[1]));
       }
       __syncwarp();
-      if (channel_lines()) {
+      if (p.shifted) {
+        const int rest = chunk + count == N ? kE : 0, here = count * p.out_step_x + rest;
+        const int position = chunk * p.out_step_x;
+        sweep_shifted(staging, base, position, here / kE);
+        uint32_t length;
+        ptx::load_shared(length, staging + kLineRoom + 8);
+        if (chunk == 0 || position + here + kE > static_cast<int>(length >> 8)) {
+          store_ends(staging, base, position, here);
+        }
+      } else if (channel_lines()) {
         sweep_lines<true>(staging, base, where, inside, chunk, count, lines);
       } else {
         sweep_lines<false>(staging, base, where, inside, chunk, count, p.warp_lines);
@@ -3521,13 +3640,8 @@ struct Epilogue {
       store_lines<kManyColumns>(job, where);
     } else if (p.line_columns) {
       store_lines<8>(job, where);
-    } else if (!p.width_phases) {
-      if constexpr (MB == 1 && !Operand::kSplit) {
-        if (p.paired) return store_pair(job, where);
-      }
-      store_each(job, where);
     } else {
-      store_contiguous<0, MB, kChunk / 2, 2>(job, where);
+      Base::store(job, where);
     }
   }
 };
@@ -3787,7 +3901,7 @@ struct Wgmma<Tf32, 256> {
 // ===== csrc/cuda/sm90_consumer.cuh ===============================================================
 
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store
-// (sm90_epilogue.cuh).
+// (sm90_epilogue.cuh, sm90_lines.cuh).
 
 namespace upconv {
 
@@ -3795,8 +3909,8 @@ namespace upconv {
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
-struct Consumer : Epilogue<Operand, N, MB> {
-  using Base = Epilogue<Operand, N, MB>;
+struct Consumer : LineEpilogue<Operand, N, MB> {
+  using Base = LineEpilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
   const bool issuer;   // the one thread of the warpgroup that arrives on barriers
   const bool turns;    // the consumers share one ring of weights
@@ -4031,96 +4145,6 @@ struct Consumer : Epilogue<Operand, N, MB> {
     }
   }
 };
-
-}  // namespace upconv
-
-// ===== csrc/cuda/sm90_fill.cuh ===================================================================
-
-// Hopper kernel: output rows that no tap reaches, which are the bias alone. They are no units of
-// work: every warp of the block writes its share of them when it has nothing else to do. Short rows
-// share too many sectors with their neighbours for that: there the whole output is filled before.
-
-namespace upconv {
-
-// --- Rows without taps -----------------------------------------------------------------------
-
-constexpr int kFillThreads = 256;  // where the whole output is filled first
-constexpr int kFillBytes = 16384;  // of a task and more; what a task costs besides is hidden then
-
-// `count` neighbouring elements, by one warp: whole vectors from the first 16 bytes on.
-template <typename Element>
-__device__ __forceinline__ void fill_run(Element* to, int count, Element value, uint4 vector) {
-  constexpr int kE = 16 / sizeof(Element);
-  const int lane = threadIdx.x % 32;
-  const int early = static_cast<int>(reinterpret_cast<uintptr_t>(to) / sizeof(Element)) & (kE - 1);
-  const int head = min(count, (kE - early) & (kE - 1)), body = (count - head) / kE;
-  const int tail = count - head - body * kE;
-  uint4* vectors = reinterpret_cast<uint4*>(to + head);
-  if (lane < head) __stcs(to + lane, value);
-  for (int i = lane; i < body; i += 32) __stcs(vectors + i, vector);
-  if (lane < tail) __stcs(to + count - tail + lane, value);
-}
-
-// The bias of a channel, and as many of it as make 16 bytes.
-template <typename Operand>
-__device__ __forceinline__ uint4 bias_vector(const Sm90Params& p, int channel,
-                                             typename Operand::Element* value) {
-  using Element = typename Operand::Element;
-  *value = p.bias ? static_cast<const Element*>(p.bias)[channel] : Operand::from_float(0.f);
-  const VectorOf<sizeof(Element)> bits = *reinterpret_cast<VectorOf<sizeof(Element)>*>(value);
-  const uint32_t word = sizeof(Element) == 4 ? bits : bits * 0x10001u;
-  return make_uint4(word, word, word, word);
-}
-
-template <typename Operand>
-__device__ __forceinline__ void fill_rows(const Sm90Params& p) {
-  using Element = typename Operand::Element;
-  if (!(p.fill_z | p.fill_y) || p.fill_first) return;
-  __syncwarp();  // the feeder is one thread of its warp
-  const int step = p.out_step_y / p.lanes, channels = p.conv_groups * p.out_channels;
-  const int period = step * p.out_w * static_cast<int>(sizeof(Element));
-  const int tall = step * ((kFillBytes + period - 1) / period);
-  const int pieces = (p.out_h + tall - 1) / tall;
-  const uint32_t tasks = static_cast<uint32_t>(p.batch) * channels * p.out_d * pieces;
-  const uint32_t warps = gridDim.x * (kThreads / 32);
-  for (uint32_t task = threadIdx.x / 32 * gridDim.x + blockIdx.x; task < tasks; task += warps) {
-    const uint32_t plane = task / pieces, piece = task - plane * pieces;  // plane: of one depth
-    const uint32_t image = plane / p.out_d, z = plane - image * p.out_d;
-    Element value;
-    const uint4 vector = bias_vector<Operand>(p, image % channels, &value);
-    int y = piece * tall;
-    const int end = min(y + tall, p.out_h);
-    Element* row =
-        static_cast<Element*>(p.y) + (static_cast<int64_t>(plane) * p.out_h + y) * p.out_w;
-    if (p.fill_z >> z % p.out_step_z & 1) {
-      fill_run(row, (end - y) * p.out_w, value, vector);
-      continue;
-    }
-    for (int residue = 0; y < end; ++y, row += p.out_w) {
-      if (p.fill_y >> residue & 1) fill_run(row, p.out_w, value, vector);
-      residue = residue + 1 == step ? 0 : residue + 1;
-    }
-  }
-}
-
-// Every output. A block's warps take neighbouring pieces.
-template <typename Operand>
-__global__ void sm90_fill(const __grid_constant__ Sm90Params p) {
-  using Element = typename Operand::Element;
-  constexpr int kPiece = kFillBytes / sizeof(Element);
-  const int64_t size = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
-  const int64_t pieces = (size + kPiece - 1) / kPiece;
-  const int channels = p.conv_groups * p.out_channels;
-  const int warps = blockDim.x / 32;
-  for (int64_t task = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
-       task < pieces * p.batch * channels; task += static_cast<int64_t>(gridDim.x) * warps) {
-    const int64_t plane = task / pieces, first = (task - plane * pieces) * kPiece;
-    Element value;
-    const uint4 vector = bias_vector<Operand>(p, static_cast<int>(plane % channels), &value);
-    const int count = static_cast<int>(min(size - first, static_cast<int64_t>(kPiece)));
-    fill_run(static_cast<Element*>(p.y) + plane * size + first, count, value, vector);
-  }
-}
 
 }  // namespace upconv
 
@@ -4996,8 +5020,8 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
-// Few output channels would leave most of a block's 64 rows empty: these then hold several row
-// phases and width phases besides (folds), which share one list of taps, with zeros for weights
+// Few output channels would leave most of a block's 64 rows empty: these then hold several depths,
+// row phases and width phases besides (folds), which share one list of taps, with zeros for weights
 // that a fold does not have. Rows of the output that no tap reaches are no units of work
 // (sm90_fill.cuh).
 //
@@ -5083,7 +5107,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::take_registers<192>();
     Consumer<Operand, N, MB>(p, shared, threadIdx.x / 128 - 1).run();
   }
-  fill_rows<Operand>(p);
 }
 
 // --- Weight packing --------------------------------------------------------------------------
@@ -5129,13 +5152,14 @@ __device__ __forceinline__ int tap_of_row(const Sm90Params& p, const Sm90Job& jo
                                           const Sm90Pair& pair, int* channel) {
   const int within = row % 16 / p.width_folds, width_fold = row % 16 % p.width_folds;
   const int line = row / 16 * p.warp_lines + within, fold = line / p.fold_rows;
+  const int depth_fold = fold / p.row_folds, row_fold = fold % p.row_folds;
   const Sm90Kind& kind = p.kind[job.kind[j]];
   const int phase = j * p.width_folds + width_fold;
   *channel = job.channel[j] + line % p.fold_rows;
-  if (within >= p.warp_lines || fold >= p.folds || kind.row + fold >= p.row_phases) return -1;
+  if (within >= p.warp_lines || fold >= p.folds || kind.row + row_fold >= p.row_phases) return -1;
   if (p.width_phases && phase >= p.width_phases) return -1;
-  const int z = tap_of(p.axis[0], kind.first_z, pair.z);
-  const int y = tap_of(p.axis[1], p.row_first[kind.row + fold], pair.y);
+  const int z = tap_of(p.axis[0], kind.first_z + depth_fold * p.depth_apart, pair.z);
+  const int y = tap_of(p.axis[1], p.row_first[kind.row + row_fold], pair.y);
   const int x = tap_of(p.axis[2], p.width_phases ? p.column_first[phase] : kind.first_x, pair.x);
   return z < 0 || y < 0 || x < 0 ? -1 : (z * p.axis[1].kernel + y) * p.axis[2].kernel + x;
 }
@@ -5230,16 +5254,14 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 namespace upconv {
 
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90_tiling.py is the same
-// list. In three parts: a kernel takes 7 s to compile, and parts compile side by side. (128, 1) and
-// (64, 2) were the fastest for 6 % of 3100 drawn layers, by 7 % in the mean.
-#define UPCONV_SM90_WIDE_TILES(X) X(256, 1) X(240, 1)
-#define UPCONV_SM90_NARROW_TILES(X) X(216, 1) X(184, 1) X(64, 1)
-#define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2)
+// list. In three parts: a kernel takes 8 s to compile, and parts compile side by side.
+#define UPCONV_SM90_WIDE_TILES(X) X(256, 1) X(240, 1) X(216, 1)
+#define UPCONV_SM90_NARROW_TILES(X) X(184, 1) X(128, 1) X(64, 1)
+#define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2) X(64, 2)
 
 // The tiles of boxes of every few rows (kCopyRows): ROW_TILES in upconv/planner/sm90_area.py.
 // Hardly any other was the fastest, and 15 % are lost at most (kb75 in TF32).
-#define UPCONV_SM90_WIDE_ROW_TILES(X) X(256, 1) X(216, 1)
-#define UPCONV_SM90_DOUBLE_ROW_TILES(X) X(128, 2) X(104, 2)
+#define UPCONV_SM90_ROW_TILES(X) X(256, 1) X(216, 1) X(128, 2) X(104, 2)
 
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
@@ -5308,17 +5330,15 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  if (p.fill_first) {
-    const int wide = 8 * multiprocessors;
+  if (p.fill_z || p.fill_y) {
+    const int warps = kFillThreads / 32;
+    const int64_t tasks = fill_planes(p) * fill_pieces<Operand>(p);
+    const unsigned wide = static_cast<unsigned>((tasks + warps - 1) / warps);
     sm90_fill<Operand><<<wide, kFillThreads, 0, stream>>>(p);
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  const int units = unit_count(p);
-  const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
-  int blocks = units < multiprocessors && !fills ? units : multiprocessors;
-  // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
-  if (p.resident) blocks -= blocks % (p.job_groups * p.conv_groups);
+  const int units = unit_count(p), blocks = units < multiprocessors ? units : multiprocessors;
 #define UPCONV_TRY_EITHER(n, mb, rows)                                      \
   if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
     return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);
@@ -5332,8 +5352,7 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
     UPCONV_SM90_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_NARROW_TILES(UPCONV_TRY)
     UPCONV_SM90_DOUBLE_TILES(UPCONV_TRY)
-    UPCONV_SM90_WIDE_ROW_TILES(UPCONV_TRY_ROWS)
-    UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_TRY_ROWS)
+    UPCONV_SM90_ROW_TILES(UPCONV_TRY_ROWS)
   }
 #undef UPCONV_TRY_ROWS
 #undef UPCONV_TRY
@@ -5366,8 +5385,7 @@ namespace upconv {
 using Here = Tf32;
 UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
 UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
-UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
-UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
+UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
 
 cudaError_t sm90_fprop_tf32(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   return launch_fprop<Here>(p, multiprocessors, stream);
@@ -5404,25 +5422,12 @@ UPCONV_SM90_NARROW_TILES(UPCONV_SM90_HERE)
 
 // ===== csrc/cuda/sm90_tf32_rows.cu ===============================================================
 
-// The Hopper kernel for Tf32 operands: the wide tiles that come in boxes
-// of every few rows.
+// The Hopper kernel for Tf32 operands: the tiles that come in boxes of every few rows.
 
 namespace upconv {
 
 using Here = Tf32;
-UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
-
-}  // namespace upconv
-
-// ===== csrc/cuda/sm90_tf32_rows_double.cu ========================================================
-
-// The Hopper kernel for Tf32 operands: the double tiles that come in
-// boxes of every few rows.
-
-namespace upconv {
-
-using Here = Tf32;
-UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
+UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_HERE)
 
 }  // namespace upconv
 

@@ -64,7 +64,7 @@ def jobs(shape: Shape, blocks: int) -> list[Job] | None:
     span, phases = shape.columns.out_step, len(shape.width_phases)
     channels = [shape.fold_rows * i for i in range(shape.channel_blocks)]
     warps_apart = shape.fold_rows % WARP_ROWS == 0 and shape.width_folds == 1
-    lines = not warps_apart or span > 2
+    lines = shape.by_lines
     together = not task.channels_last and (span > 1 or lines) and 0 < phases <= MAX_WIDTH_PHASES
     fits = not lines or shape.line_columns > 0
     if together and fits and blocks == -(-phases // shape.width_folds):
@@ -211,6 +211,7 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
         width_phases=len(widths),
         line_pitch=shape.line_pitch if job_list[0].lines else 0,
         line_columns=shape.line_columns if job_list[0].lines else 0,
+        shifted=int(job_list[0].lines and shape.shifts and tiling.area.one_row),
         kinds=len(lists.index),
         pairs=lists.count,
         visits=visit_count,

@@ -62,6 +62,11 @@ class Area:
     lanes: int = 1
     """Of the tile: where it is one lattice point high, every input row is one."""
 
+    @property
+    def one_row(self) -> bool:
+        """Of lattice points."""
+        return self.images * self.height == 1
+
 
 class Box(NamedTuple):
     """The TMA boxes of some channel blocks of a tile, as the kernel's parameters name it all."""
@@ -240,7 +245,9 @@ def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     if pitch * element % 16 == 0 or not rows_boxed(task) or stepped or margins(shape):
         return
     count_y, width, span = shape.rows.count, shape.columns.count, shape.columns.out_step
-    if width > min(pitch, n):  # a column past the input would read the next row
+    if width > min(pitch, n):  # a column past the input would read the next row,
+        return
+    if count_y > in_h and task.in_size[0] * channel_classes(task) > 1:  # a row the next depth
         return
     vector = next(v for v in (vector, 2, 1) if width * span % v == pitch * span % v == 0)
     most = min(1 + (n - width) // pitch, count_y)
@@ -301,7 +308,8 @@ def raw_rings(shape: Shape, area: Area, slice_blocks: int) -> Iterator[tuple[Box
         rings = [(BOX_BEST, BOX_RINGS[0][1])]
     known = set()
     for good, ring in rings:  # the first of equals
-        fits = [b for b in (2, 4, 8) if b <= slice_blocks and b * block * count <= good]
+        even = [b for b in (2, 4, 8) if slice_blocks % b == 0]
+        fits = [b for b in even if b * block * count <= good]
         blocks = max(fits, default=1)
         stride = up(blocks * block, 128)
         size = stride * count

@@ -69,11 +69,18 @@ LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
 hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
 8.7 %; the width of a vector hardly counts, so the bytes do not."""
+LINE_SHIFTED = 0.45
+"""For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
+kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
+two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
 FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
 """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
 of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
 tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
 than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
+BOX_ROW = 6.0
+"""What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
+of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0
@@ -85,6 +92,11 @@ def gathering_cycles(copy: int, step: int) -> float:
     if copy < len(GATHER_CYCLES):
         return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
     return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
+
+
+def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
+    """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
+    return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
 
 
 def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
@@ -129,7 +141,7 @@ class UnitWork:
     lines: float = 0.0
     """Cycles of stores by lines, which `stored` and `segments` leave out."""
     fed: float = 0.0
-    """Cycles of the feeding thread, beside everything else; 0 where it is not what limits."""
+    """Cycles of the feeding thread, or of TMA, beside everything else."""
     split: bool = False
     """float32 that must not be rounded."""
 

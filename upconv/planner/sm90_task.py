@@ -3,11 +3,12 @@
 A `Task` is one lattice for each of depth, rows and columns, and where the weight of a tap lies. A
 `Shape` lays it out for the kernel:
 
-    folds   row phases, and width phases, stacked in a block of 64 rows, where few output channels
-            would leave it empty
+    folds   depths, row phases and width phases, stacked in a block of 64 rows, where few output
+            channels would leave it empty
     lanes   neighbouring output rows that share their taps, made row phases so that they can be
-            folded; the input rows that only some of them read lie in the same tile
-    fills   depths and rows that no tap reaches: the kernel writes the bias there by itself
+            folded; the input rows that only some of them read lie in the same tile. Depths alike:
+            the planes of all of them are loaded once
+    fills   depths and rows that no tap reaches: the bias is written there before
     planes  input pixels that one tile in shared memory holds: (depth, rows, columns) offsets from
             the tile's own coordinates. With an input step, taps whose shifts differ by less than a
             step read other pixels altogether; each residue of the shift is a plane of its own, and
@@ -17,7 +18,7 @@ A `Task` is one lattice for each of depth, rows and columns, and where the weigh
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -37,8 +38,10 @@ MAX_SHIFT = 2**15 - 1
 SHORT_ROW = 1024
 """Bytes of an output row below which rows without taps are not filled by themselves: they share too
 many sectors with rows that are written at another time."""
+WIDE_ROW = 128
+"""Lattice points of a row from which on a tile is one row high, or might as well be."""
 LINE_BYTES = 16 * 288 - 16 * 16
-"""Of a warp's staging slice, for its lines (csrc/cuda/sm90_epilogue.cuh)."""
+"""Of a warp's staging slice, for its lines (csrc/cuda/sm90_lines.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -232,19 +235,25 @@ class Shape:
     task: Task
     lanes: int
     folds: int
-    """Row phases of a block."""
+    """Depths times row phases of a block."""
     fold_rows: int
     """Output channels of each."""
     width_folds: int = 1
     """Width phases of a block."""
+    depth_lanes: int = 1
+    """Depths of a block."""
 
     @cached_property
     def rows(self) -> Lattice:
         return self.task.lattices[1].stacked(self.lanes)
 
     @property
+    def row_folds(self) -> int:
+        return self.folds // self.depth_lanes
+
+    @cached_property
     def depth(self) -> Lattice:
-        return self.task.lattices[0]
+        return self.task.lattices[0].stacked(self.depth_lanes)
 
     @property
     def columns(self) -> Lattice:
@@ -252,9 +261,9 @@ class Shape:
 
     @property
     def steps(self) -> Triple:
-        """Input step of each dimension, lanes not counted."""
-        depth, rows, columns = (lattice.in_step for lattice in self.task.lattices)
-        return depth, rows, columns
+        """Input step of each dimension, lanes of rows not counted."""
+        _, rows, columns = (lattice.in_step for lattice in self.task.lattices)
+        return self.depth.in_step, rows, columns
 
     @cached_property
     def row_residues(self) -> Residues:
@@ -277,9 +286,25 @@ class Shape:
     @property
     def line_columns(self) -> int:
         """Accumulator columns that a warp can stage at a time as lines of the output."""
-        columns = self.line_room // self.columns.out_step // 8 * 8
+        room, step = self.line_room, self.columns.out_step
+        # One vector is left where lines are shifted.
+        columns = ((room - self.whole) // step // 8 or room // step // 8) * 8
         one_block = len(self.width_phases) <= self.width_folds
         return columns // 32 * 32 if one_block and columns > 32 else columns
+
+    @property
+    def whole(self) -> int:
+        """Elements of 16 bytes."""
+        return 16 // self.task.element_bytes
+
+    @property
+    def shifts(self) -> bool:
+        """Do rows not begin on 16 bytes, and is there room for lines which are staged so far from
+        there as they lie in the output?"""
+        used = self.line_columns * self.columns.out_step
+        odd = self.task.out_size[2] % self.whole != 0
+        channels = self.folds == 1 or self.fold_rows % self.warp_lines == 0  # of a warp's lines
+        return odd and channels and used + self.whole <= self.line_room
 
     @property
     def line_room(self) -> int:
@@ -290,29 +315,31 @@ class Shape:
     def line_pitch(self) -> int:
         """From one staged line to the next: vectors begin on 16 bytes, lines in different banks
         where there is room."""
-        whole = 16 // self.task.element_bytes
+        whole = self.whole
         pitch = -(-self.line_columns * self.columns.out_step // whole) * whole
+        pitch += whole if self.shifts else 0
         apart = pitch % (4 * whole) == 0 and pitch + whole <= self.line_room
         return pitch + whole if apart else pitch
 
     def blocks(self, together: bool) -> tuple[tuple[Kind, ...], ...]:
         """[depth phase and row phases of a block][block]. `together`: blocks of all width phases
         that have taps; else one for each width phase."""
-        groups = [
-            self.row_phases[i : i + self.folds] for i in range(0, len(self.row_phases), self.folds)
-        ]
+        folds = self.row_folds
+        groups = [self.row_phases[i : i + folds] for i in range(0, len(self.row_phases), folds)]
         phases = self.width_phases if together else tuple(range(len(self.columns.firsts)))
         widths = [phases[i : i + self.width_folds] for i in range(0, len(phases), self.width_folds)]
         return tuple(
-            tuple(self._kind(z, i * self.folds, group, width) for width in widths)
-            for z in computed(self.depth, any(self.task.fills))
+            tuple(self._kind(z, i * folds, group, width) for width in widths)
+            for z in computed(self.task.lattices[0], any(self.task.fills))
             for i, group in enumerate(groups)
         )
 
     def _kind(self, z: int, row: int, group: tuple[int, ...], width: tuple[int, ...]) -> Kind:
+        """`z`: a depth phase, of which the block has all lanes."""
         planes: dict[Triple, set[tuple[int, int]]] = {}
-        for y, x in product(group, width):
-            lists = self.depth.taps[z], self.rows.taps[y], self.columns.taps[x]
+        lanes = range(z, len(self.depth.firsts), len(self.task.lattices[0].firsts))
+        for lane, y, x in product(lanes, group, width):
+            lists = self.depth.taps[lane], self.rows.taps[y], self.columns.taps[x]
             for tz, ty, tx in product(*lists):
                 plane_y, at_y = self.row_residues.place(ty.shift)
                 plane_x, at_x = self.column_residues.place(tx.shift)
@@ -330,6 +357,14 @@ class Shape:
         return WARP_ROWS // self.width_folds
 
     @property
+    def by_lines(self) -> bool:
+        """Stored by lines: folds that no warp has to itself, many width phases, or wide rows of two
+        that begin anywhere in 16 bytes."""
+        span = self.columns.out_step
+        odd = span == 2 and self.columns.count >= WIDE_ROW and self.shifts
+        return self.width_folds > 1 or self.fold_rows % WARP_ROWS != 0 or span > 2 or odd
+
+    @property
     def channel_blocks(self) -> int:
         return 1 if self.folds > 1 else -(-self.task.out_channels // self.fold_rows)
 
@@ -338,7 +373,7 @@ class Shape:
         """Taps that 64 rows are multiplied with, for each output row of the lattice."""
         together = not self.task.channels_last and bool(self.width_phases)
         taps = [len(taps) for group in self.blocks(together) for k in group for _, taps in k.taps]
-        return sum(taps) * self.channel_blocks / self.lanes
+        return sum(taps) * self.channel_blocks / (self.lanes * self.depth_lanes)
 
 
 def computed(lattice: Lattice, filled: bool) -> tuple[int, ...]:
@@ -354,6 +389,7 @@ def shapes(task: Task) -> list[Shape]:
     result = list(warp_shapes(task))
     # A shape that multiplies much more than another is never the fastest, and planning it is slow.
     result += () if task.channels_last else line_shapes(task)
+    result += [deep for shape in result for deep in depth_shapes(shape)]
     least = min(shape.products for shape in result)
     return [
         shape
@@ -393,3 +429,13 @@ def line_shapes(task: Task) -> Iterator[Shape]:
         lanes = {max(most // phases // part, 1) for part in (1, 2, 4, 8)}
         for count in sorted(lane for lane in lanes if lane <= task.lattices[1].count):
             yield Shape(task, count, count * phases, channels, width_folds)
+
+
+def depth_shapes(shape: Shape) -> Iterator[Shape]:
+    """The same with some of its lanes along depth. Rows of all lanes lie in one tile and make it
+    large; the planes of a depth come one after another."""
+    task = shape.task
+    for depths in range(2, shape.lanes + 1):
+        whole = shape.lanes % depths == 0 and depths <= task.lattices[0].count
+        if whole and not any(task.fills):
+            yield replace(shape, lanes=shape.lanes // depths, depth_lanes=depths)

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from .problem import Hardware
 from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings, up
 from .sm90_cost import (
+    BOX_ROW,
     CLOCK_MHZ,
     DRAM_BYTES,
-    LINE_STAGED,
-    LINE_VECTOR,
     PACK_MICROSECONDS,
     START_CYCLES,
     UnitWork,
     feeding_cycles,
     gathering_cycles,
+    line_cycles,
 )
 from .sm90_load import MAX_JOBS, SPLIT_PARTS, Load, sum_slices
 from .sm90_task import Shape, Taps, Task, Triple
@@ -152,12 +152,12 @@ class Tiling:
             "sum_pairs": self.sum_pairs,
             "fold_rows": shape.fold_rows,
             "folds": shape.folds,
+            "row_folds": shape.row_folds,
+            "depth_apart": task.lattices[0].out_step,
             "width_folds": shape.width_folds,
             "warp_lines": shape.warp_lines,
-            "width_phases": 0,
             "paired": int(self.paired),
-            "line_pitch": 0,
-            "line_columns": 0,
+            **dict.fromkeys(("width_phases", "line_pitch", "line_columns", "shifted"), 0),
             **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
             "fill_first": int(task.fill_first),
             "vector": area.vector,
@@ -167,10 +167,7 @@ class Tiling:
             "weight_blocks": 0,
             "job_groups": self.job_groups,
             "row_phases": len(shape.row_phases),
-            "kinds": 0,
-            "pairs": 0,
-            "visits": 0,
-            "jobs": 0,
+            **dict.fromkeys(("kinds", "pairs", "visits", "jobs"), 0),
         }
 
     def notes(self, shape: Shape, planes: int) -> tuple[str, ...]:
@@ -202,7 +199,7 @@ def tilings(
     """Every legal tiling of a shape, with its expected time."""
     split = shape.task.split
     total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
-    depths = [blocks for blocks in (16, 8, 4, 2) if blocks <= max(total_blocks, 2)]
+    depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
     loads: dict[tuple[int, bool, int], Load] = {}
     for n, blocks in SPLIT_TILES if split else TILES:
         job_list = by_blocks[blocks]
@@ -214,7 +211,9 @@ def tilings(
         for area in areas(shape, n, store_vector(shape, job_list)):
             if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                 continue
-            for slice_blocks in depths:
+            for slice_blocks in reversed(depths):
+                if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
+                    continue  # the loaders by themselves take four at a time
                 rings = list(raw_rings(shape, area, slice_blocks))
                 for alternate, ring in product(orders, rings):
                     key = blocks, alternate, slice_blocks
@@ -329,7 +328,10 @@ def store_work(
     if job.lines:
         # Width phases without taps are vectors like the others.
         staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
-        return 0.0, 0.0, staged * LINE_STAGED + outputs / area.vector * LINE_VECTOR
+        shifted = shape.shifts and area.one_row
+        vectors = outputs / (shape.whole if shifted else area.vector)
+        several = shape.columns.out_step > 2
+        return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
     span = shape.columns.out_step if job.together or job.paired else 1
     segments = outputs / (area.width * span)
     if span < shape.columns.out_step:
@@ -365,7 +367,12 @@ def unit_work(
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
     fed_steps = 0.0 if resident or rings == 2 else load.steps * share
     placed = area.pixels * slice_blocks * unit_slices * 16
-    fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
+    fed = 0.0
+    if area.copy == COPY_ROWS:
+        fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
+    elif area.copy == COPY_BOXES:
+        channels = chunks * box.raw_blocks * 16 / task.element_bytes
+        fed = channels * box.raw_rows * area.images * BOX_ROW
     return UnitWork(
         operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
         placed=placed,
@@ -382,7 +389,7 @@ def unit_work(
         kept=unit_slices if resident else 0.0,
         gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
         lines=lines,
-        fed=fed if area.copy == COPY_ROWS else 0.0,
+        fed=fed,
         split=task.split,
     )
 

@@ -1,8 +1,8 @@
 // Hopper kernel: what a consumer warpgroup does with a tile: multiply, then store
-// (sm90_epilogue.cuh).
+// (sm90_epilogue.cuh, sm90_lines.cuh).
 #pragma once
 
-#include "sm90_epilogue.cuh"
+#include "sm90_lines.cuh"
 #include "wgmma.cuh"
 
 namespace upconv {
@@ -11,8 +11,8 @@ namespace upconv {
 
 // One warpgroup: MB blocks of 64 rows by N pixels.
 template <typename Operand, int N, int MB>
-struct Consumer : Epilogue<Operand, N, MB> {
-  using Base = Epilogue<Operand, N, MB>;
+struct Consumer : LineEpilogue<Operand, N, MB> {
+  using Base = LineEpilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
   const bool issuer;   // the one thread of the warpgroup that arrives on barriers
   const bool turns;    // the consumers share one ring of weights

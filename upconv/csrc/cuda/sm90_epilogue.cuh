@@ -74,8 +74,13 @@ struct Epilogue {
 
   // First output row of a fold of a block, -1 where there is none.
   __device__ __forceinline__ int fold_row(const Sm90Kind& kind, int fold) const {
-    const int at = kind.row + fold;
+    const int at = kind.row + fold % p.row_folds;
     return fold < p.folds && at < p.row_phases ? p.row_first[at] : -1;
+  }
+
+  // First output depth of a fold of a block.
+  __device__ __forceinline__ int fold_depth(const Sm90Kind& kind, int fold) const {
+    return kind.first_z + fold / p.row_folds * p.depth_apart;
   }
 
   // Bias of an output channel; 0 past the end.
@@ -133,13 +138,14 @@ struct Epilogue {
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const uint32_t row = staging + lane / 4 * kPitch * sizeof(Element);
     const Sm90Kind& first = p.kind[job.kind[kFirst]];
-    const int first_y = fold_row(first, warp * 16 / p.fold_rows);
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(first, fold), first_z = fold_depth(first, fold);
     const int channel = job.channel[kFirst] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first.first_z)) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const int first_x = kSpan == 1 ? first.first_x : 0;
     const bool inside = unit_inside(where, first_y, first_x + kSpan - 1);
-    Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, first.first_z, first_y, first_x) + channel * out_area();
+    Element* base = static_cast<Element*>(p.y) + unit_offset(where, first_z, first_y, first_x) +
+                    channel * out_area();
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
     // Not unrolled, or the code grows tenfold; only the choice of registers is.
@@ -258,13 +264,14 @@ struct Epilogue {
     const uint32_t even = shared.staging + warp * kStagingBytes, odd = even + 4 * kStagingBytes;
     const uint32_t row = (c ? odd : even) + lane / 4 * kPitch * sizeof(Element);
     const Sm90Kind& kind = p.kind[job.kind[0]];
-    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(kind, fold), first_z = fold_depth(kind, fold);
     const int channel = job.channel[0] + warp * 16 % p.fold_rows;
     // The same for both consumers.
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const bool inside = unit_inside(where, first_y, 1);
-    Element* base = static_cast<Element*>(p.y) + unit_offset(where, kind.first_z, first_y, 0) +
-                    channel * out_area();
+    Element* base =
+        static_cast<Element*>(p.y) + unit_offset(where, first_z, first_y, 0) + channel * out_area();
     const int channels = p.out_channels - channel;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
@@ -301,13 +308,14 @@ struct Epilogue {
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
-    const int first_y = fold_row(kind, warp * 16 / p.fold_rows);
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(kind, fold), first_z = fold_depth(kind, fold);
     const int channel = job.channel[j] + warp * 16 % p.fold_rows;
-    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, kind.first_z)) return;
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
     const int lane_channel = channel + lane % kLanes * kE;
     const bool inside = unit_inside(where, first_y, kind.first_x);
     Element* base = static_cast<Element*>(p.y) +
-                    unit_offset(where, kind.first_z, first_y, kind.first_x) + lane_channel;
+                    unit_offset(where, first_z, first_y, kind.first_x) + lane_channel;
     const float bias0 = row_bias(where, channel + lane / 4),
                 bias8 = row_bias(where, channel + 8 + lane / 4);
 #pragma unroll 1
@@ -363,210 +371,9 @@ struct Epilogue {
     }
   }
 
-  // --- Stores by lines ---
-  // A line is an output row of one channel. Width phases are blocks of the job, neighbouring rows
-  // of a block, or both; a warp holds all phases of its lines, and stages them as they lie in the
-  // output. Phases without taps are staged once a unit: nothing writes over them.
-
-  // Behind the lines of a staging slice, 16 bytes for each: bytes from the unit's first output, the
-  // first output row (none for lines that do not exist), the bias.
-  static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
-  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
-
-  // Are the lines of every warp neighbouring channels of the same output row?
-  __device__ __forceinline__ bool channel_lines() const {
-    return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
-  }
-
-  // Puts down where this warp's lines go and what their columns without taps hold.
-  __device__ __forceinline__ void begin_lines(const Sm90Job& job, const Unit& where,
-                                              uint32_t staging) const {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    __syncwarp();
-    if (lane < 16) {
-      const Sm90Kind& kind = p.kind[job.kind[0]];
-      const int line = warp * p.warp_lines + lane, fold = line / p.fold_rows;
-      const int channel = job.channel[0] + line - fold * p.fold_rows, row = fold_row(kind, fold);
-      const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0;
-      const int64_t offset = channel * out_area() + static_cast<int64_t>(row) * p.out_w;
-      const uint64_t bytes = offset * sizeof(Element);
-      ptx::store_shared(staging + kLineRoom + 16 * lane,
-                        make_uint4(static_cast<uint32_t>(bytes), bytes >> 32, on ? row : kNoLine,
-                                   __float_as_uint(row_bias(where, channel))));
-    }
-    __syncwarp();
-    if (p.width_phases == p.out_step_x) return;
-    for (int line = 0; line < p.warp_lines; ++line) {
-      uint32_t bias;
-      ptx::load_shared(bias, staging + kLineRoom + 16 * line + 12);
-      for (int i = lane; i < p.line_pitch; i += 32) {
-        put<1>(staging, line * p.line_pitch + i, __uint_as_float(bias));
-      }
-    }
-  }
-
-  __device__ __forceinline__ static int64_t line_bytes(uint4 line) {
-    return static_cast<int64_t>(static_cast<uint64_t>(line.y) << 32 | line.x);
-  }
-
-  // The accumulators of kGroup columns from n on; registers cannot be indexed, so the right ones
-  // among [kLow, kHigh) are found by halving. `at`: bytes from column 0 of the chunk.
-  template <int kLow, int kHigh, int kGroup>
-  __device__ __forceinline__ void stage_group(int n, uint32_t at, const uint32_t (&place)[2][MB],
-                                              uint32_t step, float bias0, float bias8) const {
-    if constexpr (kHigh - kLow <= kGroup) {
-#pragma unroll
-      for (int column = kLow; column < kHigh; column += 8)
-#pragma unroll
-        for (int j = 0; j < MB; ++j)
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const float bias = half ? bias8 : bias0;
-            const int i = column / 2 + 2 * half;
-            const uint32_t to = place[half][j] + at + (column - kLow) * step;
-            if (place[half][j]) {
-              put<1>(to, 0, d[j][i] + bias);
-              put<1>(to + step, 0, d[j][i + 1] + bias);
-            }
-          }
-    } else {
-      constexpr int kMiddle = kLow + ((kHigh - kLow) / kGroup + 1) / 2 * kGroup;
-      if (n < kMiddle) {
-        stage_group<kLow, kMiddle, kGroup>(n, at, place, step, bias0, bias8);
-      } else {
-        stage_group<kMiddle, kHigh, kGroup>(n, at, place, step, bias0, bias8);
-      }
-    }
-  }
-
-  // Writes `count` columns of the staged lines from `chunk` on, V elements a lane. Some lines are
-  // read before any is written, as in `sweep`. kChannels: the lines are neighbouring channels of
-  // one output row, `lines` of them, and need not be looked up.
-  template <int V, bool kChannels>
-  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
-                                              bool inside, int chunk, int count, int lines) const {
-    constexpr int kBatch = kChannels ? 4 : 2;
-    const int span = p.out_step_x, vectors = count * span / V;
-    const uint32_t per_point = (1u << 20) / span + 1;  // exact for what a staging slice holds
-    const uint32_t pitch = p.line_pitch * sizeof(Element);
-#pragma unroll 1
-    for (int i = threadIdx.x % 32; i < vectors; i += 32) {
-      const int position = i * V, q = position * per_point >> 20, residue = position - q * span;
-      const int column = first_column() + chunk + q, at = shared.places[column];
-      int rows = kNoLine;  // the lines of this column begin above this row
-      bool on = at >= 0;
-      if (!inside) {
-        const int entry = shared.columns[column];
-        rows = p.out_h - (where.y + (entry >> 8 & 255)) * p.out_step_y;
-        on = on && where.o + (entry >> 16) < p.batch &&
-             (where.x + (entry & 255)) * p.out_step_x + residue < p.out_w;
-      }
-      if (!on) continue;
-      char* target = base + static_cast<int64_t>(at + residue) * sizeof(Element);
-      uint32_t source = staging + position * sizeof(Element), entry_at = staging + kLineRoom;
-      if (kChannels) {
-        uint4 entry;
-        ptx::load_shared(entry, entry_at);
-        if (static_cast<int>(entry.z) >= rows) continue;
-        target += line_bytes(entry);
-      }
-#pragma unroll 1
-      for (int left = lines; left > 0; left -= kBatch) {
-        uint4 entry[kBatch];
-        Vector<V> v[kBatch];
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          if (!kChannels) ptx::load_shared(entry[k], min(entry_at + 16 * k, staging + kLastLine));
-          // A line past the last may lie in the slice of another warp, which writes to it.
-          ptx::load_shared(v[k], source + (k < left ? k * pitch : 0));
-        }
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          char* to = kChannels ? target : target + line_bytes(entry[k]);
-          const bool here = k < left && (kChannels || static_cast<int>(entry[k].z) < rows);
-          if (here) __stcs(reinterpret_cast<Vector<V>*>(to), v[k]);
-          if (kChannels) target += out_area() * sizeof(Element);
-        }
-        source += kBatch * pitch;
-        entry_at += kBatch * 16;
-      }
-    }
-  }
-
-  template <bool kChannels>
-  __device__ __forceinline__ void sweep_lines(uint32_t staging, char* base, const Unit& where,
-                                              bool inside, int chunk, int count, int lines) const {
-    if (p.vector == kE) {
-      sweep_lines<kE, kChannels>(staging, base, where, inside, chunk, count, lines);
-    } else if (p.vector == 2) {
-      sweep_lines<2, kChannels>(staging, base, where, inside, chunk, count, lines);
-    } else {
-      sweep_lines<1, kChannels>(staging, base, where, inside, chunk, count, lines);
-    }
-  }
-
-  template <int kGroup>
-  __device__ __forceinline__ void store_lines(const Sm90Job& job, const Unit& where) const {
-    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
-    const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
-    const Sm90Kind& kind = p.kind[job.kind[0]];
-    if (job.channel[0] >= p.out_channels || !depth_inside(where, kind.first_z)) return;
-    begin_lines(job, where, staging);
-    char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
-                                         unit_offset(where, kind.first_z, 0, 0));
-    // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
-    uint32_t place[2][MB];
-    float bias[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + 8 * half, line = row / p.width_folds;
-      const int fold = row - line * p.width_folds;
-      uint4 entry;
-      ptx::load_shared(entry, staging + kLineRoom + 16 * line);
-      bias[half] = __uint_as_float(entry.w);
-#pragma unroll
-      for (int j = 0; j < MB; ++j) {
-        const int phase = j * p.width_folds + fold;
-        const bool on = line < p.warp_lines && phase < p.width_phases;
-        const int first_x = on ? p.column_first[phase] : 0;
-        const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x;
-        place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
-      }
-    }
-    const uint32_t step = p.out_step_x * sizeof(Element);
-    const bool inside = unit_inside(where, p.out_step_y - 1, p.out_step_x - 1);
-    // Channels of this warp, where its lines are such.
-    const int channel = warp * p.warp_lines % p.fold_rows;
-    const int lines =
-        min(p.warp_lines, min(p.fold_rows, p.out_channels - job.channel[0]) - channel);
-#pragma unroll 1
-    for (int chunk = 0; chunk < N; chunk += p.line_columns) {
-      const int count = min(p.line_columns, N - chunk);
-      __syncwarp();
-#pragma unroll 1
-      for (int n = 0; n < count; n += kGroup) {
-        // Else the compiler adds the bias to all accumulators before the loop, and spills them.
-        stage_group<0, N, kGroup>(chunk + n, n * step, place, step, ptx::unknown(bias[0]),
-                                  ptx::unknown(bias[1]));
-      }
-      __syncwarp();
-      if (channel_lines()) {
-        sweep_lines<true>(staging, base, where, inside, chunk, count, lines);
-      } else {
-        sweep_lines<false>(staging, base, where, inside, chunk, count, p.warp_lines);
-      }
-    }
-  }
-
-  // Many columns at a time are found once for 32 of them.
-  static constexpr int kManyColumns = 32;
-
+  // All but lines (sm90_lines.cuh).
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
-    if (MB == 1 && p.line_columns >= kManyColumns) {
-      store_lines<kManyColumns>(job, where);
-    } else if (p.line_columns) {
-      store_lines<8>(job, where);
-    } else if (!p.width_phases) {
+    if (!p.width_phases) {
       if constexpr (MB == 1 && !Operand::kSplit) {
         if (p.paired) return store_pair(job, where);
       }

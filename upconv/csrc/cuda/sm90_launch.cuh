@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "sm90_fill.cuh"
 #include "sm90_launch.h"
 #include "sm90_wgmma_fprop.cuh"
 #include "tensor_map.h"
@@ -88,15 +89,16 @@ cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
-  if (p.fill_first) {
-    const int wide = 8 * multiprocessors;
+  if (p.fill_z || p.fill_y) {
+    const int warps = kFillThreads / 32;
+    const int64_t tasks = fill_planes(p) * fill_pieces<Operand>(p);
+    const unsigned wide = static_cast<unsigned>((tasks + warps - 1) / warps);
     sm90_fill<Operand><<<wide, kFillThreads, 0, stream>>>(p);
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
   const int units = unit_count(p);
-  const bool fills = (p.fill_z || p.fill_y) && !p.fill_first;  // which takes all of them
-  int blocks = units < multiprocessors && !fills ? units : multiprocessors;
+  int blocks = units < multiprocessors ? units : multiprocessors;
   // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
   if (p.resident) blocks -= blocks % (p.job_groups * p.conv_groups);
 #define UPCONV_TRY_EITHER(n, mb, rows)                                      \

@@ -80,16 +80,20 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(sum_slices)   /* split: slices, and pairs of a list (a multiple of kStepPairs), that are */  \
   X(sum_pairs)    /* summed by themselves before they are added to the rest */                   \
   X(fold_rows)    /* output channels of one fold, 1 to 64 */                                     \
-  X(folds)        /* row phases of one block */                                                  \
+  X(folds)        /* depths times row phases of one block */                                     \
+  X(row_folds)    /* row phases of one block; */                                                 \
+  X(depth_apart)  /* its depths are so far apart */                                              \
   X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
   X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
   X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
   X(paired)       /* 1: the consumers have one of two width phases each, stored together */      \
   X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
   X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
+  X(shifted)      /* 1: a tile is one row, and each line is staged as far from 16 bytes as */    \
+                  /* it lies in the output */                                                    \
   X(fill_z)       /* bit r: depths, and rows, of residue r have no taps: the bias alone */       \
   X(fill_y)                                                                                      \
-  X(fill_first)    /* 1: the whole output is the bias before anything else is written */         \
+  X(fill_first)    /* 1: and with them the rows that have taps, before these are stored */       \
   X(vector)        /* elements of one output store, contiguous layout: 1, 2 or 16 bytes */       \
   X(weight_in)     /* weight stride of an input channel, in elements */                          \
   X(weight_out)    /* weight stride of an output channel */                                      \

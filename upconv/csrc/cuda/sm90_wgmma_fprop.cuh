@@ -6,8 +6,8 @@
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored.
 //
-// Few output channels would leave most of a block's 64 rows empty: these then hold several row
-// phases and width phases besides (folds), which share one list of taps, with zeros for weights
+// Few output channels would leave most of a block's 64 rows empty: these then hold several depths,
+// row phases and width phases besides (folds), which share one list of taps, with zeros for weights
 // that a fold does not have. Rows of the output that no tap reaches are no units of work
 // (sm90_fill.cuh).
 //
@@ -40,7 +40,6 @@
 #pragma once
 
 #include "sm90_consumer.cuh"
-#include "sm90_fill.cuh"
 #include "sm90_producers.cuh"
 
 namespace upconv {
@@ -98,7 +97,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::take_registers<192>();
     Consumer<Operand, N, MB>(p, shared, threadIdx.x / 128 - 1).run();
   }
-  fill_rows<Operand>(p);
 }
 
 // --- Weight packing --------------------------------------------------------------------------
@@ -144,13 +142,14 @@ __device__ __forceinline__ int tap_of_row(const Sm90Params& p, const Sm90Job& jo
                                           const Sm90Pair& pair, int* channel) {
   const int within = row % 16 / p.width_folds, width_fold = row % 16 % p.width_folds;
   const int line = row / 16 * p.warp_lines + within, fold = line / p.fold_rows;
+  const int depth_fold = fold / p.row_folds, row_fold = fold % p.row_folds;
   const Sm90Kind& kind = p.kind[job.kind[j]];
   const int phase = j * p.width_folds + width_fold;
   *channel = job.channel[j] + line % p.fold_rows;
-  if (within >= p.warp_lines || fold >= p.folds || kind.row + fold >= p.row_phases) return -1;
+  if (within >= p.warp_lines || fold >= p.folds || kind.row + row_fold >= p.row_phases) return -1;
   if (p.width_phases && phase >= p.width_phases) return -1;
-  const int z = tap_of(p.axis[0], kind.first_z, pair.z);
-  const int y = tap_of(p.axis[1], p.row_first[kind.row + fold], pair.y);
+  const int z = tap_of(p.axis[0], kind.first_z + depth_fold * p.depth_apart, pair.z);
+  const int y = tap_of(p.axis[1], p.row_first[kind.row + row_fold], pair.y);
   const int x = tap_of(p.axis[2], p.width_phases ? p.column_first[phase] : kind.first_x, pair.x);
   return z < 0 || y < 0 || x < 0 ? -1 : (z * p.axis[1].kernel + y) * p.axis[2].kernel + x;
 }
