@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -58,3 +59,22 @@ def test_the_binding_of_the_gpu_kernels_compiles(tmp_path: Path, wgrad: int) -> 
     command += ["-c", str(source / "binding" / "cuda_binding.cpp"), "-o", str(tmp_path / "none.o")]
     built = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert built.returncode == 0, built.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("cuda_binding.cpp", r'library\.impl\("(\w+)"'),
+        ("cuda_kernels.h", r"(?<!inline CudaKernel )\b(\w+)_kernel\(\)"),
+    ],
+)
+def test_each_library_has_what_it_serves(file: str, pattern: str) -> None:
+    """An operator in the wrong one would find no kernel, and leave its calls to PyTorch."""
+    text = (TESTS.parent / "upconv" / "csrc" / "binding" / file).read_text()
+    before, wgrad, others = re.split(r"#if UPCONV_WGRAD\n|#else\n", text)
+    assert not re.findall(pattern, before)
+    for part, belongs in ((wgrad, True), (others, False)):
+        names = re.findall(pattern, part)
+        assert names
+        for name in names:
+            assert bool(re.search("wgrad|grad_weight", name)) is belongs, name

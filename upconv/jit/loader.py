@@ -19,7 +19,7 @@ from .recipe import KINDS, BuildSpec, make_spec
 from .tools import Toolchain, find_toolchain, what_is_missing
 
 NOTICE_AFTER_S = 2.0
-_NAMES = {"cpu": "CPU", "cuda": "CUDA", "cuda_wgrad": "CUDA weight gradient"}
+_NAMES = {"cuda_wgrad": "CUDA weight gradient"}
 _TYPICAL_S = {"cpu": "15 s", "cuda": "half a minute", "cuda_wgrad": "15 s"}
 
 
@@ -243,7 +243,7 @@ class _Attempt:
             self.noticed = True
             typical = _TYPICAL_S.get(self.spec.kind, "some seconds")
             what = "building" if self.building else "waiting for another process that builds"
-            kind = _NAMES.get(self.spec.kind, self.spec.kind)
+            kind = _NAMES.get(self.spec.kind, self.spec.kind.upper())
             self.say(f"{what} the {kind} kernel, about {typical}, once per machine")
 
     def say(self, text: str) -> None:
