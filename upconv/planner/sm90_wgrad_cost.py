@@ -2,7 +2,7 @@
 
 The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200
 (`benchmarks/results/h200-wgrad-2026-11-15.jsonl`). Producers and consumers overlap only in part,
-because they share the port of the shared memory: of the faster side a third is felt, and all of it
+because they share the port of the shared memory: of the faster side 40 % is felt, and all of it
 where the ring has no slot to spare. The standard deviation of the whole is 11 %.
 """
 
@@ -51,12 +51,12 @@ ADD_BYTES = 2.5e6
 """Partial sums read or written in a microsecond."""
 MAX_WORKSPACE = 64 * 2**20
 SUM_CYCLES = {"direct": 300.0, "woven": 1500.0}
-"""What a plane of a chunk costs that is added to the bias's gradient: 150 to 420 over 9 layers where
-the TMA brings everything as it is read, 1,500 to 1,600 over 3 where the producers weave 16-bit
-words."""
+"""What a plane of a chunk costs that is added to the bias's gradient: 150 to 420 over 9 layers
+where the TMA brings everything as it is read, 1,500 to 1,600 over 3 where the producers weave
+16-bit words."""
 ROUNDED_CYCLES = 450.0
-"""What a chunk of float32 costs besides, since then the consumers round. With a plane, woven or not,
-600 to 1,050 over 10 layers."""
+"""What a chunk of float32 costs besides, since then the consumers round. With a plane, woven or
+not, 600 to 1,050 over 10 layers."""
 SUMS_GAIN = 0.85
 """A pass over grad_output must be dearer than that by so much."""
 
