@@ -255,4 +255,5 @@ def test_the_kernel_compiles_without_spills(operand: str, tmp_path: Path) -> Non
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     assert spills, report
-    assert max(spills) <= 112, report  # of three consumers with three taps; few or none elsewhere
+    # Of three consumers with three taps, in the producers' loop of copies for the most part.
+    assert max(spills) <= 224, report

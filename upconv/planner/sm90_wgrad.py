@@ -43,7 +43,7 @@ from .sm90_wgrad_chunks import (
     point_step,
     points_of_copy,
 )
-from .sm90_wgrad_cost import Blocks, ChunkWork, Split
+from .sm90_wgrad_cost import SUMS_GAIN, Blocks, ChunkWork, Split
 from .sm90_wgrad_jobs import ROWS, WARPS, Form, Job, forms, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
@@ -173,10 +173,13 @@ def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Op
     best: tuple[float, Sums | None, Option] = plans[0][3].microseconds, None, plans[0]
     if not problem.bias:
         return best
-    limit = best[0] + bias_microseconds(problem)
+    limit = best[0] + SUMS_GAIN * bias_microseconds(problem)
     for plan in plans[:MOST_SUMS]:
         form, job_list, chunk, split = plan
-        if split.microseconds < limit and (found := sm90_wgrad_bias.sums(problem, *plan[:3])):
+        # Of another form the estimate may err by more than there is to be gained.
+        if form != plans[0][0] or split.microseconds > limit:
+            continue
+        if found := sm90_wgrad_bias.sums(problem, *plan[:3]):
             blocks = blocks_of(problem, form, job_list, chunk, hardware)
             planes = [sum(map(bool, each)) for each in found]
             if (expected := blocks.with_sums(split.workers, planes)) < limit:

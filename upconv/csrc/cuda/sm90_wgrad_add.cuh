@@ -17,6 +17,7 @@ namespace upconv::wgrad {
 
 constexpr int kTeam = 128, kTeams = 4, kAddThreads = kTeam * kTeams;
 constexpr int kRowInputs = 8;     // input channels of a block that writes rows
+constexpr int kFewWorkers = 3;    // with more, a row takes too long
 constexpr int kManyWorkers = 64;  // with fewer, teams cost more than they gain
 constexpr int kMostRowTaps = 20;  // of a weight written in rows: 43 KB of shared memory
 
@@ -31,7 +32,7 @@ __host__ __device__ inline int row_blocks(const WgradParams& p) {
 // As many blocks as there are multiprocessors, or nearly.
 __host__ __device__ inline bool writes_rows(const WgradParams& p) {
   return p.in_group == p.in_channels && p.taps <= kMostRowTaps && row_blocks(p) >= 96 &&
-         p.out_channels <= kRows * kWgradBlocks;
+         p.workers <= kFewWorkers && p.out_channels <= kRows * kWgradBlocks;
 }
 inline int add_threads(const WgradParams& p) {
   return writes_rows(p) || p.workers >= kManyWorkers ? kAddThreads : kTeam;
