@@ -1,10 +1,9 @@
 // The own source of the mma.sync kernels for the gradients on the CPU: plan integers and tensors
 // in, gradient out.
 #include "gather_igrad.cuh"
+#include "gather_launch.cu"
 #include "gather_launch.h"
 #include "gather_wgrad.cuh"
-// read_gather_plan; its launches are not called.
-#include "gather_launch.cu"
 
 namespace upconv {
 
@@ -60,9 +59,7 @@ extern "C" int gather_emulate(const int64_t* record, int64_t length, int backwar
   plan->workspace = workspace;
   cpu::input_begin = static_cast<const char*>(begin);
   cpu::input_end = static_cast<const char*>(end);
-  GatherParams p = *plan;
-  p.gy_vector = vector_at(p.gy, p.gy_vector);
-  p.x_vector = p.by_weight ? vector_at(p.other, p.x_vector) : p.x_vector;
+  const GatherParams p = with_copies_that_fit(*plan);
   if (p.type == 0) return run<gather::Tf32>(p, backwards != 0);
   if (p.type == 1) return run<gather::Bf16>(p, backwards != 0);
   return run<gather::Fp16>(p, backwards != 0);
@@ -73,11 +70,3 @@ extern "C" int64_t gather_bytes(const int64_t* record, int64_t length) {
   if (!upconv::read_gather_plan(record, length, plan.get())) return -1;
   return upconv::gather_workspace_bytes(*plan);
 }
-
-namespace upconv {
-#define UPCONV_NEVER(name) \
-  cudaError_t gather_##name(const GatherParams&, cudaStream_t) { return cudaErrorUnknown; }
-UPCONV_NEVER(tf32)
-UPCONV_NEVER(bf16)
-UPCONV_NEVER(fp16)
-}  // namespace upconv

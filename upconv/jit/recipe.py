@@ -36,7 +36,8 @@ SOURCES = {
         "binding/cuda_binding.cpp",
         "cuda/sm90_wgrad_*.cu",
         "cuda/direct_grad_*.cu",
-        "cuda/gather_*.cu",
+        "cuda/gather_wgrad_*.cu",
+        "cuda/gather_launch.cu",
         "cuda/bias_gradient.cu",
     ),
 }
@@ -49,7 +50,9 @@ _FOREIGN = {
 }
 """What belongs to other libraries or to exported files only, and so does not enter the key."""
 
-_ELSEWHERE = {"cuda": ("cuda/sm90_wgrad_*", "cuda/direct_grad_*float16.cu")}
+_ELSEWHERE = {
+    "cuda": ("cuda/sm90_wgrad_*", "cuda/gather_wgrad_*", "cuda/direct_grad_*float16.cu"),
+}
 """What a library's own patterns find and another library has."""
 
 _HOPPER_SOURCES = "cuda/sm90_"

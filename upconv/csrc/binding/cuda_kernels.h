@@ -344,7 +344,7 @@ inline CudaKernel gather_wgrad_kernel() {
     params.gy = operands.weight;
     params.result = operands.output;
     params.workspace = static_cast<float*>(operands.workspace);
-    return gather_grad(params, stream);
+    return gather_wgrad(params, stream);
   };
   kernel.workspace_bytes = [](const void* plan) {
     return gather_workspace_bytes(*static_cast<const GatherParams*>(plan));
@@ -364,7 +364,7 @@ inline CudaKernel gather_igrad_kernel() {
             params.other = operands.weight;
             params.gy = operands.input;
             params.result = operands.output;
-            return gather_grad(params, stream);
+            return gather_igrad(params, stream);
           }};
 }
 

@@ -1,14 +1,7 @@
-// Plan integers -> GatherParams, and the choice of the tensors' type.
+// Plan integers -> GatherParams.
 #include "gather_launch.h"
 
-#include <algorithm>
-
 namespace upconv {
-
-#define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16)
-#define UPCONV_DECLARE(index, name) cudaError_t gather_##name(const GatherParams&, cudaStream_t);
-UPCONV_TYPES(UPCONV_DECLARE)
-#undef UPCONV_DECLARE
 
 bool read_gather_plan(const int64_t* record, int64_t length, GatherParams* plan) {
   int64_t at = 0;
@@ -53,15 +46,11 @@ int vector_at(const void* tensor, int bytes) {
 
 }  // namespace
 
-cudaError_t gather_grad(const GatherParams& plan, cudaStream_t stream) {
+GatherParams with_copies_that_fit(const GatherParams& plan) {
   GatherParams p = plan;
   p.gy_vector = vector_at(p.gy, p.gy_vector);
-  p.x_vector = p.by_weight ? vector_at(p.other, p.x_vector) : p.x_vector;
-#define UPCONV_TRY(index, name) \
-  if (p.type == index) return gather_##name(p, stream);
-  UPCONV_TYPES(UPCONV_TRY)
-#undef UPCONV_TRY
-  return cudaErrorInvalidConfiguration;
+  if (p.by_weight) p.x_vector = vector_at(p.other, p.x_vector);
+  return p;
 }
 
 }  // namespace upconv

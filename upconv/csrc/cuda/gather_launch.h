@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "gather_params.h"
-#include "parts.h"
 
 namespace upconv {
 
@@ -16,6 +15,10 @@ bool read_gather_plan(const int64_t* record, int64_t length, GatherParams* plan)
 
 int64_t gather_workspace_bytes(const GatherParams& plan);  // 0 for the input's gradient
 
-cudaError_t gather_grad(const GatherParams& plan, cudaStream_t stream);
+// The plan with copies no wider than the places of the tensors allow.
+GatherParams with_copies_that_fit(const GatherParams& plan);
+
+cudaError_t gather_wgrad(const GatherParams& plan, cudaStream_t stream);
+cudaError_t gather_igrad(const GatherParams& plan, cudaStream_t stream);
 
 }  // namespace upconv

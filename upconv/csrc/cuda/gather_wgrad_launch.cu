@@ -1,0 +1,21 @@
+// The weight's gradient on mma.sync: the choice of the tensors' type.
+#include "gather_launch.h"
+
+namespace upconv {
+
+#define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_DECLARE(index, name) \
+  cudaError_t gather_wgrad_##name(const GatherParams&, cudaStream_t);
+UPCONV_TYPES(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+
+cudaError_t gather_wgrad(const GatherParams& plan, cudaStream_t stream) {
+  const GatherParams p = with_copies_that_fit(plan);
+#define UPCONV_TRY(index, name) \
+  if (p.type == index) return gather_wgrad_##name(p, stream);
+  UPCONV_TYPES(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv

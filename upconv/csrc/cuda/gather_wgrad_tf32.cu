@@ -1,0 +1,11 @@
+// The mma.sync kernel for the weight's gradient, float32 tensors; a file of its own so that all
+// compile side by side.
+#include "gather_wgrad_launch.cuh"
+
+namespace upconv {
+
+cudaError_t gather_wgrad_tf32(const GatherParams& p, cudaStream_t stream) {
+  return launch_gather_wgrad<gather::Tf32>(p, stream);
+}
+
+}  // namespace upconv
