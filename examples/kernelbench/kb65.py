@@ -319,6 +319,8 @@ def _planner():
         microseconds: float
         params: tuple[int, ...] = field(repr=False, default=())
         notes: tuple[str, ...] = ()
+        with_bias: bool = False
+        """The weight's gradient: the bias's comes with it."""
 
 
     @dataclass(frozen=True)
@@ -1066,7 +1068,7 @@ def _planner():
     MAX_CHUNKS = 16
     COPY_BOXES, COPY_ROWS = 3, 4
     ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
-    """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_ROW_TILES is the same list."""
+    """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_..._ROW_TILES."""
     SPLIT_ROW_TILES = ((256, 1), (208, 1))
     """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
     FLAT_SHIFT = 30
@@ -1232,6 +1234,19 @@ def _planner():
 
 
     def areas(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
+        """The tile areas that fit N pixels, stored by so many elements at a time, or by fewer where
+        closer rows then let more points in: three images of dcgan1 instead of two."""
+        most = 0
+        for each in (vector, 2, 1):
+            if each > vector or (each == vector and most):
+                continue
+            found = list(areas_stored(shape, n, each))
+            larger = [area for area in found if area.images * area.height * area.width > most]
+            yield from larger if most else found
+            most = max((area.images * area.height * area.width for area in found), default=most)
+
+
+    def areas_stored(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
         """The tile areas that fit N pixels, each with the best way to copy it."""
         fitting = [area for area in areas_flat(shape, n, vector) if boxes_fit(shape, area)]
         for copy, start in copy_modes(shape):
@@ -1337,192 +1352,10 @@ def _planner():
             every = box_rows, residues, classes, shift, step, stride
             yield Box(columns, rows, blocks, size, chunks, *every), size * chunks
 
-    # ===== planner/sm90_cost.py ===================================================================
-    # What the Hopper kernel costs: work of one unit in, cycles out.
-    #
-    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2215 runs of 33 problems, of which those within
-    # 1.3x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 10 %. The terms add up because the stages of the pipeline share the shared-memory port
-    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
-    # the constants with the fit.
-    CLOCK_MHZ = 1700.0
-    """Sustained under tensor load on an H200."""
-    DRAM_BYTES = 18.4
-    """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
-
-    CYCLES = {
-        "tensor": 0.4675,
-        "placed": 0.02902,
-        "slices": 63.43,
-        "starved": 0.0,
-        "turns": 499.7,
-        "stored": 0.05338,
-        "segments": 4.027,
-        "weights": 0.02125,
-        "bare_stores": 0.005791,
-        "bare_segments": 3.236,
-        "kept": 362.8,
-        "unit": 116.8,
-    }
-    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
-    SPLIT_CYCLES = {
-        "tensor": 0.3985,
-        "placed": 0.05341,
-        "slices": 442.2,
-        "starved": 0.0,
-        "turns": 801.8,
-        "stored": 0.04712,
-        "segments": 3.546,
-        "weights": 0.03946,
-        "bare_stores": 0.0,
-        "bare_segments": 0.0,
-        "kept": 0.0,
-        "unit": 578.8,
-    }
-    """The same where float32 is split: 500 runs of 19 problems (`h200-split-tilings-2026-11-15.jsonl`),
-    standard deviation 3.5 %."""
-    GATHER_FACTORS = (2.0, 3.5, 40.0)
-    """How much slower a tile fills where the loaders copy by themselves instead of TMA: 16 bytes at a
-    time, 4 bytes, one element of 16 bits."""
-    STEPPED_GATHER = 1.5
-    """The same again where columns are taken with a step. All from what was left of backward passes on
-    an H200 without the weight's gradient and the bias's, not from runs of their own: kb57 and kb71 2 to
-    3.5, kb77_3d, kb79_1d and kb81 5 to 7 in TF32 and 35 to 50 in BF16."""
-    LINE_STAGED, LINE_VECTOR = 0.25, 0.65
-
-    """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
-    or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
-    hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
-    8.7 %; the width of a vector hardly counts, so the bytes do not."""
-    LINE_SHIFTED = 0.45
-    """For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
-    kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
-    two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
-    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
-    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
-    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
-    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
-    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
-    PACK_MICROSECONDS = 8.0
-    """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
-    START_CYCLES = 4000.0
-    """Launch, first slice and last store, which nothing hides."""
-
-
-    def fill_factor(copy: int, step: int) -> float:
-        """How much longer a tile takes to fill than from whole TMA boxes of neighbouring columns.
-
-        Of such a box every `step`-th column: 2, 4 or 8 lanes then read from the same bank. (With kernel
-        and stride 4 the input's gradient took 3.7 times what the rule said in TF32, 4.1 in BF16; with 2
-        1.4 times.)
-        """
-        if copy < len(GATHER_FACTORS):
-            return GATHER_FACTORS[copy] * (STEPPED_GATHER if step > 1 else 1.0)
-        return (1 + gcd(step, 32)) / 2 if copy == len(GATHER_FACTORS) else 1.0
-
-
-    def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
-        """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
-        return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
-
-
-    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
-        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
-        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
-        return chunks * each + steps * FEEDING["step"]
-
-
-    @dataclass(frozen=True)
-    class UnitWork:
-        """What the stages of the pipeline have to do for one unit of work."""
-
-        tensor: float
-        """Cycles that the tensor cores need by themselves."""
-        placed: float
-        """Bytes of the tile, margins included, written in its own layout."""
-        slices: float
-        starved: float
-        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
-        turns: float
-        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
-        stored: float
-        """Bytes written."""
-        segments: float
-        """Pieces of output rows that are written in one go."""
-        weights: float
-        """Bytes of packed weights streamed from L2."""
-        bare_stores: float
-        """Bytes written while no other consumer multiplies: the consumers take no turns."""
-        bare_segments: float
-        """The same, pieces of output rows."""
-        kept: float
-        """Slices that are multiplied with weights that stay in shared memory."""
-        lines: float = 0.0
-        """Cycles of stores by lines, which `stored` and `segments` leave out."""
-        fed: float = 0.0
-        """Cycles of the feeding thread, beside everything else; 0 where it is not what limits."""
-        split: bool = False
-        """float32 that must not be rounded."""
-
-        @property
-        def constants(self) -> dict[str, float]:
-            return SPLIT_CYCLES if self.split else CYCLES
-
-        @property
-        def terms(self) -> dict[str, float]:
-            """Cycles by stage, in words that `explain` prints."""
-            constants = self.constants
-            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
-            return {
-                "the tensor cores": cost["tensor"],
-                "filling the tile": cost["placed"] + cost["slices"] + cost["starved"],
-                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"]
-                + cost["segments"]
-                + cost["bare_stores"]
-                + cost["bare_segments"]
-                + self.lines,
-                "the weights": cost["weights"] + cost["kept"],
-            }
-
-        @property
-        def cycles(self) -> float:
-            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
-            each = self.constants
-            total = (
-                each["tensor"] * self.tensor
-                + each["placed"] * self.placed
-                + each["slices"] * self.slices
-                + each["starved"] * self.starved
-                + each["turns"] * self.turns
-                + each["stored"] * self.stored
-                + each["segments"] * self.segments
-                + each["weights"] * self.weights
-                + each["bare_stores"] * self.bare_stores
-                + each["bare_segments"] * self.bare_segments
-                + each["kept"] * self.kept
-                + each["unit"]
-                + self.lines
-            )
-            return max(total, self.fed)
-
-        @property
-        def most(self) -> str:
-            """The stage that takes most."""
-            terms = self.terms
-            if self.fed > sum(terms.values()):
-                return "starting the boxes"
-            return max(terms, key=lambda name: terms[name])
-
     # ===== planner/sm90_weights.py ================================================================
     # How the weights of the Hopper kernel come into shared memory, and who shares them.
     STEP_PAIRS = 4
     """Entries of a tap list that share one weight block."""
-    SUM_PAIRS = 12
-    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
-    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
-    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
     STAGE_BYTES = 8192
     """A weight block."""
     MAX_STAGES = 24
@@ -1548,30 +1381,150 @@ def _planner():
 
         def __str__(self) -> str:
             if self.resident:
-                return f"all {self.stages} weight blocks in shared memory"
+                each = " for each consumer" if self.rings == 2 else ""
+                return f"all {self.stages} weight blocks{each} in shared memory"
             if self.rings == 2:
                 return f"{self.stages} weight stages for each consumer, no turns"
             return f"{self.stages} weight stages"
 
 
-    def weight_rings(split: bool, alternate: bool, groups: int, steps: int) -> "Iterator[WeightRings]":
+    def weight_rings(
+        split: bool, alternate: bool, groups: int, steps: int, job_steps: int
+    ) -> "Iterator[WeightRings]":
         """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
-        `groups`: different weights that units need; `steps`: weight blocks of a unit."""
+        `groups`: different weights that units need; `steps`: weight blocks of all of them; `job_steps`:
+        of each job, 0 where they differ. A block of threads always has units of the same group where
+        weights stay."""
         for stages in (8, 6, 4):
             yield WeightRings(1, stages)
         if split:
             return
         if groups == 1 and 0 < steps <= MAX_STAGES:
             yield WeightRings(1, steps, resident=True)
+        elif alternate and 0 < job_steps <= MAX_STAGES:
+            yield WeightRings(1, job_steps, resident=True)
         if not alternate:
             for stages in (6, 5, 4):
                 yield WeightRings(2, stages)
+            if 0 < 2 * job_steps <= MAX_STAGES:
+                yield WeightRings(2, job_steps, resident=True)
 
 
     def turn_slices(whole: bool, slices: int, slots: int) -> int:
         """Slices of one turn: all of a unit where units alternate or no turns are taken; else half of
         the ring, so that the next turn's slices arrive during this one."""
         return max(slices, 1) if whole else max(min(slices, slots // 2), 1)
+
+    # ===== planner/sm90_load.py ===================================================================
+    # What the units of one tile have to do, whatever the tile: planes, WGMMAs, weight blocks.
+    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
+
+    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
+    SUM_PAIRS = 12
+    """Pairs of a tap list that are summed by themselves at most, where float32 is split: a multiple of
+    STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
+    1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
+
+    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
+
+    """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
+    PAIR_BYTES, VISIT_BYTES = 4, 48
+
+    """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
+
+
+    def visits(job_list: "list[Job]", alternate: bool) -> "list[tuple[tuple[Job, ...], list[Triple]]]":
+        """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
+        size = 1 if alternate else 2
+        groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
+        return [
+            (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
+            for group in groups
+        ]
+
+
+    @dataclass(frozen=True)
+    class Load:
+        """What all units of a tile have to do for one channel slice, whatever the tile."""
+
+        groups: int
+        visits: int
+        """Of all units together."""
+        most_visits: int
+        table: int
+        """Entries of the table of visits; units with the same tap lists share theirs."""
+        kinds: int
+        pair_count: int
+        """Entries of the table of pairs."""
+        pairs: int
+        """WGMMAs of all jobs, three for a pair where float32 is split."""
+        steps: int
+        """Weight blocks of all jobs."""
+        job_steps: int
+        """Those of each job, 0 where they differ."""
+        longest: int
+        """Pairs of the longest tap list."""
+        sum_pairs: int
+        additions: int
+        """Of parts of tap lists to the sums, but for the last part of each."""
+
+        @staticmethod
+        def of(
+            job_list: "list[Job]",
+            alternate: bool,
+            slice_blocks: int,
+            split: bool = False,
+            sum_pairs: int = 0,
+        ) -> "Load":
+            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
+            units = visits(job_list, alternate)
+            table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
+            kinds = {kind: None for job in job_list for kind in job.kinds}
+            lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
+            every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            longest = max(every, default=0)
+            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+            of_jobs = [
+                sum(step_count(pairs, sum_pairs) for kind in job.kinds for pairs in lists[kind])
+                for job in job_list
+            ]
+            # A job that idles brings tap lists of its own, empty ones.
+            idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
+            return Load(
+                groups=len(units),
+                visits=sum(len(planes) for _, planes in units),
+                most_visits=max(len(planes) for _, planes in units),
+                table=sum(table.values()),
+                kinds=len(kinds) + idle,
+                pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
+                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+                steps=sum(of_jobs),
+                job_steps=of_jobs[0] if len(set(of_jobs)) == 1 and not idle else 0,
+                longest=longest,
+                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
+                sum_pairs=sum_pairs,
+            )
+
+        @property
+        def fits(self) -> bool:
+            return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
+
+        @property
+        def table_bytes(self) -> int:
+            return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
+
+
+    def sum_slices(load: "Load") -> int:
+        """Slices that are summed by themselves where float32 is split: of short tap lists more than
+        one. All products of the later ones meet a sum that truncation can take from."""
+        pairs = max(load.longest, 1)
+        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+
+
+    def even_part(pairs: int) -> int:
+        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
+        parts = max(-(-pairs // SUM_PAIRS), 1)
+        return up(max(-(-pairs // parts), 1), STEP_PAIRS)
 
 
     def step_count(pairs: int, sum_pairs: int) -> int:
@@ -1582,11 +1535,205 @@ def _planner():
             return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
+    # ===== planner/sm90_cost.py ===================================================================
+    # What the Hopper kernel costs: work of one unit in, cycles out.
+    #
+    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
+    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
+    # 1.2x of their problem's best count), by least squares with non-negative terms; the standard
+    # deviation is 7.6 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
+    # the constants with the fit.
+    CLOCK_MHZ = 1700.0
+    """Sustained under tensor load on an H200."""
+    DRAM_BYTES = 18.4
+    """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
-    def even_part(pairs: int) -> int:
-        """Pairs that are summed by themselves: as few parts as may be, about the same size."""
-        parts = max(-(-pairs // SUM_PAIRS), 1)
-        return -(-max(-(-pairs // parts), 1) // STEP_PAIRS) * STEP_PAIRS
+    CYCLES = {
+        "operands": 1.011,
+        "placed": 0.008814,
+        "slices": 130.0,
+        "boxes": 86.83,
+        "starved": 86.98,
+        "turns": 551.7,
+        "stored": 0.03813,
+        "segments": 3.092,
+        "weights": 0.009607,
+        "bare_stores": 0.01524,
+        "bare_segments": 3.001,
+        "paired": 0.04255,
+        "kept": 215.7,
+        "unit": 683.0,
+    }
+    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
+    SPLIT_CYCLES = {
+        "operands": 0.6916,
+        "placed": 0.04593,
+        "slices": 550.0,
+        "boxes": 0.0,
+        "starved": 0.0,
+        "turns": 680.7,
+        "stored": 0.05148,
+        "segments": 4.872,
+        "weights": 0.0318,
+        "bare_stores": 0.0,
+        "bare_segments": 0.0,
+        "paired": 0.0,
+        "kept": 0.0,
+        "unit": 167.6,
+    }
+    """The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
+    deviation 3.7 %."""
+    GATHER_CYCLES = (0.058, 0.1, 1.2)
+    """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
+    bytes, one element of 16 bits."""
+    STEPPED_GATHER = 1.5
+    """So many times that where columns are taken with a step. All from what was left of backward passes
+    on an H200 without the weight's gradient and the bias's, not from runs of their own: 2 to 3.5 times
+    what TMA takes on kb57 and kb71, 5 to 7 in TF32, 35 to 50 in BF16 on kb77_3d, kb79_1d and kb81."""
+    STEPPED_BOX = 0.0145
+    """For each byte of a tile that is every so many-th column of a TMA box, and each lane but one that
+    reads from the same bank. (With kernel and stride 4 the input's gradient took 3.7 times what the
+    rule without this said in TF32, 4.1 in BF16; with 2 1.4 times.)"""
+    LINE_STAGED, LINE_VECTOR = 0.25, 0.65
+
+    """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
+    or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
+    hifigan1_1d beside the constants above (`h200-line-tilings-2026-11-15.jsonl`), standard deviation
+    8.7 %; the width of a vector hardly counts, so the bytes do not."""
+    LINE_SHIFTED = 0.45
+    """For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
+    kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
+    two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
+    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
+    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
+    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
+    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
+    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
+    BOX_ROW = 6.0
+    """What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
+    of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
+    PACK_MICROSECONDS = 8.0
+    """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
+    START_CYCLES = 4000.0
+    """Launch, first slice and last store, which nothing hides."""
+
+
+    def gathering_cycles(copy: int, step: int) -> float:
+        """For each byte of a tile, what it takes beside TMA boxes of neighbouring columns."""
+        if copy < len(GATHER_CYCLES):
+            return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
+        return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
+
+
+    def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
+        """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
+        return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
+
+
+    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
+        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
+        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
+        return chunks * each + steps * FEEDING["step"]
+
+
+    @dataclass(frozen=True)
+    class UnitWork:
+        """What the stages of the pipeline have to do for one unit of work."""
+
+        operands: float
+        """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
+        columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
+        the reads above predict better than the cycles, at one cycle each."""
+        placed: float
+        """Bytes of the tile, margins included, written in its own layout."""
+        slices: float
+        boxes: float
+        """TMA boxes, or chunks of several, that loaders wait for and give back."""
+        starved: float
+        """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
+        turns: float
+        """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
+        stored: float
+        """Bytes written."""
+        segments: float
+        """Pieces of output rows that are written in one go."""
+        weights: float
+        """Bytes of packed weights streamed from L2."""
+        bare_stores: float
+        """Bytes written while no other consumer multiplies: the consumers take no turns."""
+        bare_segments: float
+        """The same, pieces of output rows."""
+        paired: float
+        """Bytes written by both consumers together, who meet for it."""
+        kept: float
+        """Slices that are multiplied with weights that stay in shared memory."""
+        gathered: float = 0.0
+        """Cycles to fill the tile where TMA does not do it, or brings more columns than are used."""
+        lines: float = 0.0
+        """Cycles of stores by lines, which `stored` and `segments` leave out."""
+        fed: float = 0.0
+        """Cycles of the feeding thread, or of TMA, beside everything else."""
+        split: bool = False
+        """float32 that must not be rounded."""
+
+        @property
+        def constants(self) -> dict[str, float]:
+            return SPLIT_CYCLES if self.split else CYCLES
+
+        @property
+        def terms(self) -> dict[str, float]:
+            """Cycles by stage, in words that `explain` prints."""
+            constants = self.constants
+            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
+            return {
+                "the tensor cores": cost["operands"],
+                "filling the tile": cost["placed"]
+                + cost["slices"]
+                + cost["boxes"]
+                + cost["starved"]
+                + self.gathered,
+                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
+                "the stores": cost["stored"]
+                + cost["segments"]
+                + cost["bare_stores"]
+                + cost["bare_segments"]
+                + cost["paired"]
+                + self.lines,
+                "the weights": cost["weights"] + cost["kept"],
+            }
+
+        @property
+        def cycles(self) -> float:
+            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
+            each = self.constants
+            total = (
+                each["operands"] * self.operands
+                + each["placed"] * self.placed
+                + each["slices"] * self.slices
+                + each["boxes"] * self.boxes
+                + each["starved"] * self.starved
+                + each["turns"] * self.turns
+                + each["stored"] * self.stored
+                + each["segments"] * self.segments
+                + each["weights"] * self.weights
+                + each["bare_stores"] * self.bare_stores
+                + each["bare_segments"] * self.bare_segments
+                + each["paired"] * self.paired
+                + each["kept"] * self.kept
+                + each["unit"]
+                + self.gathered
+                + self.lines
+            )
+            return max(total, self.fed)
+
+        @property
+        def most(self) -> str:
+            """The stage that takes most."""
+            terms = self.terms
+            if self.fed > sum(terms.values()):
+                return "starting the boxes"
+            return max(terms, key=lambda name: terms[name])
 
     # ===== planner/sm90_tiling.py =================================================================
     # Tilings of the Hopper kernel: which ones fit, and how long each should take.
@@ -1597,11 +1744,9 @@ def _planner():
         (240, 1),
         (216, 1),
         (184, 1),
-        (128, 1),
         (64, 1),
         (128, 2),
         (104, 2),
-        (64, 2),
     )
     """(N, row blocks of a job) of every compiled kernel: the lists of csrc/cuda/sm90_launch.cuh."""
 
@@ -1610,23 +1755,13 @@ def _planner():
 
     SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
     """The same for split float32: N of both consumers together."""
-    SPLIT_PRODUCTS, SPLIT_PARTS = 3, 2
-
-    """WGMMAs for two channel blocks of a tap, and numbers in shared memory for one of the input."""
-
     OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
     """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
     SPLIT = 3
     """Operand type of float32 that must not be rounded."""
-    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
-
-    """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     BLOCK_ROWS = 64
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-    PAIR_BYTES, VISIT_BYTES = 4, 48
-
-    """Of the tables of pairs and visits; together these are rounded to 128 bytes."""
     MAX_SLOTS = 16
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
@@ -1641,6 +1776,8 @@ def _planner():
         blocks: int
         alternate: bool
         """The consumers take units in turn, rather than two jobs of the same unit."""
+        paired: bool
+        """These two jobs are the width phases of the same rows, which the consumers store together."""
         area: "Area"
         slice_blocks: int
         sum_slices: int
@@ -1727,6 +1864,7 @@ def _planner():
                 "depth_apart": task.lattices[0].out_step,
                 "width_folds": shape.width_folds,
                 "warp_lines": shape.warp_lines,
+                "paired": int(self.paired),
                 **dict.fromkeys(("width_phases", "line_pitch", "line_columns", "shifted"), 0),
                 **dict(zip(("fill_z", "fill_y"), task.fills, strict=True)),
                 "fill_first": int(task.fill_first),
@@ -1745,6 +1883,8 @@ def _planner():
             use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
             share = use / (prod(self.tiles) * self.n)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
+            if self.paired:
+                kind = "have one width phase each, stored together"
             if shape.task.split:
                 kind = "halve the columns of a tile"
             boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
@@ -1761,81 +1901,6 @@ def _planner():
             )
 
 
-    def visits(job_list: "list[Job]", alternate: bool) -> "list[tuple[tuple[Job, ...], list[Triple]]]":
-        """The jobs of each unit of a tile, one or two, and the planes that any of them reads."""
-        size = 1 if alternate else 2
-        groups = [tuple(job_list[i : i + size]) for i in range(0, len(job_list), size)]
-        return [
-            (group, sorted({plane for job in group for kind in job.kinds for plane in kind.planes}))
-            for group in groups
-        ]
-
-
-    @dataclass(frozen=True)
-    class Load:
-        """What all units of a tile have to do for one channel slice, whatever the tile."""
-
-        groups: int
-        visits: int
-        """Of all units together."""
-        most_visits: int
-        table: int
-        """Entries of the table of visits; units with the same tap lists share theirs."""
-        kinds: int
-        pair_count: int
-        """Entries of the table of pairs."""
-        pairs: int
-        """WGMMAs of all jobs, three for a pair where float32 is split."""
-        steps: int
-        """Weight blocks of all jobs."""
-        longest: int
-        """Pairs of the longest tap list."""
-        sum_pairs: int
-        additions: int
-        """Of parts of tap lists to the sums, but for the last part of each."""
-
-        @staticmethod
-        def of(
-            job_list: "list[Job]",
-            alternate: bool,
-            slice_blocks: int,
-            split: bool = False,
-            sum_pairs: int = 0,
-        ) -> "Load":
-            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
-            units = visits(job_list, alternate)
-            table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
-            kinds = {kind: None for job in job_list for kind in job.kinds}
-            lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
-            every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
-            longest = max(every, default=0)
-            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
-            steps = sum(step_count(pairs, sum_pairs) for pairs in every)
-            # A job that idles brings tap lists of its own, empty ones.
-            idle = len(job_list[0].kinds) if not alternate and len(job_list) % 2 else 0
-            return Load(
-                groups=len(units),
-                visits=sum(len(planes) for _, planes in units),
-                most_visits=max(len(planes) for _, planes in units),
-                table=sum(table.values()),
-                kinds=len(kinds) + idle,
-                pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
-                steps=steps,
-                longest=longest,
-                additions=sum(-(-pairs // sum_pairs) - 1 for pairs in every if pairs) if split else 0,
-                sum_pairs=sum_pairs,
-            )
-
-        @property
-        def fits(self) -> bool:
-            return self.pair_count <= MAX_PAIRS and self.kinds <= MAX_KINDS and self.table <= MAX_VISITS
-
-        @property
-        def table_bytes(self) -> int:
-            return up(self.pair_count * PAIR_BYTES + self.table * VISIT_BYTES, 128)
-
-
     def tilings(
         shape: "Shape", by_blocks: "Mapping[int, list[Job] | None]", hardware: "Hardware"
     ) -> "Iterator[Tiling]":
@@ -1849,6 +1914,8 @@ def _planner():
             if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
                 continue
             orders = (True, False) if len(job_list) > 1 and not split else (True,)
+            if job_list[0].paired:
+                orders = (False,)
             for area in areas(shape, n, store_vector(shape, job_list)):
                 if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
                     continue
@@ -1882,7 +1949,8 @@ def _planner():
         if task.channels_last:
             return 1
         span = shape.columns.out_step
-        if span > 1 and not (job_list[0].together and len(shape.columns.firsts) == span):
+        whole_rows = job_list[0].together or job_list[0].paired
+        if span > 1 and not (whole_rows and len(shape.columns.firsts) == span):
             return 1
         whole = 16 // task.element_bytes
         width = task.out_size[2]
@@ -1912,10 +1980,12 @@ def _planner():
         tiles = tile_counts(shape, area)
         known: "dict[tuple[int, int, bool], tuple[UnitWork, float]]" = {}
         own = False  # rings of their own for the consumers: the longest that fit, they cost the same
-        groups, steps = load.groups * shape.task.groups, load.steps * slices
-        for weights in weight_rings(shape.task.split, form[2], groups, steps):
+        groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
+        for weights in weight_rings(shape.task.split, form[2], groups, *steps):
             slots = min((room - weights.bytes) // slot, MAX_SLOTS)
-            if slots < 2 or (weights.rings == 2 and own):
+            if slots < 2 or (weights.rings == 2 and own and not weights.resident):
+                continue
+            if weights.resident and groups > hardware.multiprocessors:
                 continue
             own = weights.rings == 2
             whole = form[2] or weights.rings == 2
@@ -1927,6 +1997,7 @@ def _planner():
             work, cycles = known[key]
             yield Tiling(
                 *form[:3],
+                job.paired,
                 area,
                 slice_blocks,
                 sum_slices(load) if shape.task.split else 0,
@@ -1953,11 +2024,28 @@ def _planner():
         )
 
 
-    def sum_slices(load: "Load") -> int:
-        """Slices that are summed by themselves where float32 is split: of short tap lists more than
-        one. All products of the later ones meet a sum that truncation can take from."""
-        pairs = max(load.longest, 1)
-        return 1 + max(SUM_PAIRS - pairs, 0) // (SPLIT_PRODUCTS * pairs)
+    def store_work(
+        shape: "Shape", job: "Job", form: tuple[int, int, bool, int], area: "Area", units: int
+    ) -> tuple[float, float, float]:
+        """Bytes and pieces of rows that a unit stores, or cycles where it does so by lines."""
+        task, (n, blocks, alternate, _) = shape.task, form
+        outputs = task.outputs * (1 - task.filled) / units
+        stored = outputs * task.element_bytes
+        if task.channels_last:
+            return stored, 0.0, 0.0
+        if job.lines:
+            # Width phases without taps are vectors like the others.
+            staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
+            shifted = shape.shifts and area.one_row
+            vectors = outputs / (shape.whole if shifted else area.vector)
+            several = shape.columns.out_step > 2
+            return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
+        span = shape.columns.out_step if job.together or job.paired else 1
+        segments = outputs / (area.width * span)
+        if span < shape.columns.out_step:
+            # A part of every sector, which costs as much as a whole one.
+            stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+        return stored, segments, 0.0
 
 
     def unit_work(
@@ -1977,23 +2065,8 @@ def _planner():
         slices, per_turn, rings, resident, box = depth
         share = slices / load.groups
         unit_slices = load.visits * share
-        outputs = task.outputs * (1 - task.filled) / units
-        stored = outputs * task.element_bytes
-        span = shape.columns.out_step if job.together else 1
-        segments = outputs / (area.width * span)
-        lines = 0.0
-        if task.channels_last:
-            segments = 0.0
-        elif job.lines:
-            # Width phases without taps are vectors like the others.
-            staged = n * form[1] * BLOCK_ROWS * (1 if alternate else 2)
-            shifted = shape.shifts and area.one_row
-            whole = shape.whole if shifted else area.vector
-            lines = line_cycles(staged, outputs / whole, shifted and span > 2)
-            stored = segments = 0.0
-        elif span < shape.columns.out_step:
-            # A part of every sector, which costs as much as a whole one.
-            stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+        stored, segments, lines = store_work(shape, job, form, area, units)
+        shares = 2 if task.split else 1  # of the columns of a tile
         turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
         if rings == 2:
             turns = 0
@@ -2001,12 +2074,18 @@ def _planner():
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
         fed_steps = 0.0 if resident or rings == 2 else load.steps * share
-        fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
-        slot_bytes = area.pixels * slice_blocks * 16
+        placed = area.pixels * slice_blocks * unit_slices * 16
+        fed = 0.0
+        if area.copy == COPY_ROWS:
+            fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
+        elif area.copy == COPY_BOXES:
+            channels = chunks * box.raw_blocks * 16 / task.element_bytes
+            fed = channels * box.raw_rows * area.images * BOX_ROW
         return UnitWork(
-            tensor=load.pairs * share * n / 2,
-            placed=slot_bytes * unit_slices * fill_factor(area.copy, shape.steps[2]),
+            operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
+            placed=placed,
             slices=unit_slices,
+            boxes=chunks,
             starved=chunks if box.raw_chunks == 2 else 0.0,
             turns=turns,
             stored=stored,
@@ -2014,9 +2093,11 @@ def _planner():
             weights=0.0 if resident else load.steps * share * STAGE_BYTES,
             bare_stores=stored if rings == 2 else 0.0,
             bare_segments=segments if rings == 2 else 0.0,
+            paired=stored if job.paired else 0.0,
             kept=unit_slices if resident else 0.0,
+            gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
             lines=lines,
-            fed=fed if area.copy == COPY_ROWS else 0.0,
+            fed=fed,
             split=task.split,
         )
 
@@ -2036,7 +2117,10 @@ def _planner():
         work = unit_work(shape, load, job, form, area, depth, units)
         filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
         memory = (shape.task.bytes - filled) / units / DRAM_BYTES
-        waves = -(-units // hardware.multiprocessors)
+        blocks = hardware.multiprocessors
+        if depth[3]:  # weights stay: each has units of one group of jobs
+            blocks -= blocks % (load.groups * shape.task.groups)
+        waves = -(-units // blocks)
         if shape.task.fill_first:
             filled = shape.task.outputs * shape.task.element_bytes
         fill = filled / DRAM_BYTES / hardware.multiprocessors
@@ -2072,13 +2156,16 @@ def _planner():
         """The blocks are the width phases of the same rows, stored together."""
         lines: bool
         """Stored by lines, not by one of the faster ways."""
+        paired: bool = False
+        """It and the next one, or the one before, are the two width phases of the same rows."""
 
 
     def jobs(shape: "Shape", blocks: int) -> "list[Job] | None":
         """The jobs of `blocks` row blocks each, or None when the kernel cannot store them.
 
         Contiguous layout: the width phases of a row go into one job where possible, so that whole
-        sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone.
+        sectors are stored; phases without taps ride along as bias. Otherwise each block stands alone;
+        where these are the two width phases of stride 2, the consumers have one each and store both.
         """
         task = shape.task
         span, phases = shape.columns.out_step, len(shape.width_phases)
@@ -2095,13 +2182,15 @@ def _planner():
             ]
         if not warps_apart or (blocks > 2 and not task.channels_last):
             return None
+        paired = together and blocks == 1 and phases == span == 2 and not task.split
         result: "list[Job]" = []
         for group in shape.blocks(together=False):
             singles = [(kind, c) for c in channels for kind in group]
             for i in range(0, len(singles), blocks):
                 part = singles[i : i + blocks]
                 part += [(replace(part[0][0], taps=()), task.out_channels)] * (blocks - len(part))
-                result.append(Job(tuple(k for k, _ in part), tuple(c for _, c in part), False, False))
+                kinds, firsts = tuple(k for k, _ in part), tuple(c for _, c in part)
+                result.append(Job(kinds, firsts, False, False, paired))
         return result
 
 
@@ -2256,8 +2345,6 @@ def _planner():
 _CUDA_SOURCE = r"""
 #include <cstdint>
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
 #include <type_traits>
@@ -2337,6 +2424,10 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
 // The 128 threads of a warpgroup meet on named barrier `id`.
 __device__ __forceinline__ void warpgroup_sync(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+// The 64 threads of two warps.
+__device__ __forceinline__ void warp_pair_sync(int id) {
+  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
 }
 
 // True for one thread of a warp, all of which ask. The assembler then knows that only one starts a
@@ -2456,6 +2547,36 @@ __device__ __forceinline__ void store_shared(uint32_t address, unsigned short v)
 __device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) {
   return min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
 }
+
+// 16-bit numbers as their bits. CUDA's own headers for them were a fifth of what nvcc reads, 0.6 s
+// of every compilation.
+struct BFloat16 {
+  unsigned short bits;
+};
+struct Float16 {
+  unsigned short bits;
+};
+__device__ __forceinline__ float widened(BFloat16 v) {
+  return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
+}
+__device__ __forceinline__ float widened(Float16 v) {
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+  return wide;
+}
+__device__ __forceinline__ BFloat16 to_bfloat16(float v) {
+  BFloat16 narrow;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+  return narrow;
+}
+__device__ __forceinline__ Float16 to_float16(float v) {
+  Float16 narrow;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
+  return narrow;
+}
+// Streaming stores, which CUDA has for its own 16-bit types under this name.
+__device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
+__device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
 
 // A value that stays in a register. Otherwise the assembler computes what it can from the kernel's
 // parameters anew wherever it is used, some 40 cycles each time; what comes out of a shuffle it
@@ -2596,6 +2717,7 @@ constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
   X(width_folds)  /* width phases of one block: neighbouring rows of it */                       \
   X(warp_lines)   /* channels times row phases of 16 rows of a block */                          \
   X(width_phases) /* width phases of a job, stored together; 0: each block by itself */          \
+  X(paired)       /* 1: the consumers have one of two width phases each, stored together */      \
   X(line_pitch)   /* staging of stores by lines: elements from one to the next, and */           \
   X(line_columns) /* accumulator columns at a time; 0: other stores */                           \
   X(shifted)      /* 1: a tile is one row, and each line is staged as far from 16 bytes as */    \
@@ -2719,6 +2841,7 @@ constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
 constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
+constexpr int kPairBarrier = 3;  // first of four named barriers, of two warps each
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
 
 constexpr int kInFlight = 6;    // items that each loader thread has on their way
@@ -3114,7 +3237,7 @@ struct Epilogue {
                                         bool inside, int first_x, int first_y, int channels,
                                         int chunk, int width) const {
     constexpr int kLanes = kChunk / V;  // that one row takes
-    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = kSpan * 8 / kTogether;
     const int64_t channel_step = out_area();
     const int first_row = threadIdx.x % 32 / kLanes;
 #pragma unroll 1
@@ -3220,6 +3343,101 @@ struct Epilogue {
     ptx::store_shared(row + index * sizeof(Element), *reinterpret_cast<const Vector<V>*>(packed));
   }
 
+  // --- Stores of both consumers together ---
+  // Each consumer holds one of the two width phases of the same rows. The warps of both that have
+  // the same channels stage half a slice each, meet, and write 8 of the 16 rows each, with both
+  // phases. What is staged next goes into the other half: who writes there has been met since by
+  // all who read it.
+
+  // V neighbouring outputs, from V / 2 staged columns of each phase.
+  template <int V>
+  __device__ __forceinline__ Vector<V> interleaved(uint32_t even, uint32_t odd) const {
+    alignas(16) Element first[V / 2], second[V / 2], both[V];
+    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(first), even);
+    ptx::load_shared(*reinterpret_cast<Vector<V / 2>*>(second), odd);
+#pragma unroll
+    for (int i = 0; i < V / 2; ++i) both[2 * i] = first[i], both[2 * i + 1] = second[i];
+    return *reinterpret_cast<Vector<V>*>(both);
+  }
+
+  template <int V>
+  __device__ __forceinline__ void sweep_pair(uint32_t even, uint32_t odd, Element* base,
+                                             const Unit& where, bool inside, int first_y,
+                                             int channels, int chunk, int width) const {
+    constexpr int kLanes = kChunk / V;  // that one row of both phases takes
+    constexpr int kTogether = kLanes < 32 ? 32 / kLanes : 1, kBatch = 8 / kTogether;
+    const int64_t channel_step = out_area();
+    const int first_row = 8 * c + threadIdx.x % 32 / kLanes;
+#pragma unroll 1
+    for (int position = threadIdx.x % 32 % kLanes * V; position < width; position += 32 * V) {
+      const int q = position / 2, residue = position % 2;
+      const int at = column_offset(where, inside, first_y, chunk + q, residue);
+      if (at < 0) continue;
+      Element* target = base + (at + residue) + first_row * channel_step;
+      const uint32_t offset = (first_row * kPitch + q) * sizeof(Element);
+      Vector<V> v[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const uint32_t row = offset + i * kTogether * kPitch * sizeof(Element);
+        if constexpr (V == 1) {
+          ptx::load_shared(v[i], (residue ? odd : even) + row);
+        } else {
+          v[i] = interleaved<V>(even + row, odd + row);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (first_row + i * kTogether < channels) {
+          __stcs(reinterpret_cast<Vector<V>*>(target), v[i]);
+        }
+        target += kTogether * channel_step;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_pair(const Sm90Job& job, const Unit& where) const {
+    constexpr int kColumns = kChunk / 2;
+    const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const uint32_t even = shared.staging + warp * kStagingBytes, odd = even + 4 * kStagingBytes;
+    const uint32_t row = (c ? odd : even) + lane / 4 * kPitch * sizeof(Element);
+    const Sm90Kind& kind = p.kind[job.kind[0]];
+    const int fold = warp * 16 / p.fold_rows;
+    const int first_y = fold_row(kind, fold), first_z = fold_depth(kind, fold);
+    const int channel = job.channel[0] + warp * 16 % p.fold_rows;
+    // The same for both consumers.
+    if (channel >= p.out_channels || first_y < 0 || !depth_inside(where, first_z)) return;
+    const bool inside = unit_inside(where, first_y, 1);
+    Element* base =
+        static_cast<Element*>(p.y) + unit_offset(where, first_z, first_y, 0) + channel * out_area();
+    const int channels = p.out_channels - channel;
+    const float bias0 = row_bias(where, channel + lane / 4),
+                bias8 = row_bias(where, channel + 8 + lane / 4);
+    uint32_t half = 0;
+#pragma unroll 1
+    for (int chunk = 0; chunk < N; chunk += kColumns) {
+      const int width = min(kColumns, N - chunk) * 2;
+      stage_columns<0, 1, kColumns, 1>(row + half, chunk, ptx::unknown(bias0), ptx::unknown(bias8));
+      __syncwarp();
+      ptx::warp_pair_sync(kPairBarrier + warp);
+      constexpr int kMost = 16 / sizeof(Element);
+      if (p.vector == kMost) {
+        sweep_pair<kMost>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                          width);
+      } else if (p.vector == 2) {
+        sweep_pair<2>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                      width);
+      } else {
+        sweep_pair<1>(even + half, odd + half, base, where, inside, first_y, channels, chunk,
+                      width);
+      }
+      __syncwarp();
+      half ^= kColumns * sizeof(Element);
+    }
+    // The next unit begins with the first half.
+    constexpr bool kOdd = (N + kColumns - 1) / kColumns % 2;
+    if constexpr (kOdd) ptx::warp_pair_sync(kPairBarrier + warp);
+  }
+
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
   template <int j>
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
@@ -3293,6 +3511,9 @@ struct Epilogue {
   // All but lines (sm90_lines.cuh).
   __device__ __forceinline__ void store(const Sm90Job& job, const Unit& where) const {
     if (!p.width_phases) {
+      if constexpr (MB == 1 && !Operand::kSplit) {
+        if (p.paired) return store_pair(job, where);
+      }
       store_each(job, where);
     } else {
       store_contiguous<0, MB, kChunk / 2, 2>(job, where);
@@ -5252,14 +5473,16 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 namespace upconv {
 
 // Every tile the planner may ask for: (N, MB). TILES in upconv/planner/sm90_tiling.py is the same
-// list. In three parts: a kernel takes 8 s to compile, and parts compile side by side.
-#define UPCONV_SM90_WIDE_TILES(X) X(256, 1) X(240, 1) X(216, 1)
-#define UPCONV_SM90_NARROW_TILES(X) X(184, 1) X(128, 1) X(64, 1)
-#define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2) X(64, 2)
+// list. In three parts: a kernel takes 7 s to compile, and parts compile side by side. (128, 1) and
+// (64, 2) were the fastest for 6 % of 3100 drawn layers, by 7 % in the mean.
+#define UPCONV_SM90_WIDE_TILES(X) X(256, 1) X(240, 1)
+#define UPCONV_SM90_NARROW_TILES(X) X(216, 1) X(184, 1) X(64, 1)
+#define UPCONV_SM90_DOUBLE_TILES(X) X(128, 2) X(104, 2)
 
 // The tiles of boxes of every few rows (kCopyRows): ROW_TILES in upconv/planner/sm90_area.py.
 // Hardly any other was the fastest, and 15 % are lost at most (kb75 in TF32).
-#define UPCONV_SM90_ROW_TILES(X) X(256, 1) X(216, 1) X(128, 2) X(104, 2)
+#define UPCONV_SM90_WIDE_ROW_TILES(X) X(256, 1) X(216, 1)
+#define UPCONV_SM90_DOUBLE_ROW_TILES(X) X(128, 2) X(104, 2)
 
 // The same for split operands, whose consumers take half of a tile's N each (SPLIT_TILES).
 #define UPCONV_SM90_SPLIT_WIDE_TILES(X) X(256, 1) X(224, 1) X(208, 1)
@@ -5336,7 +5559,10 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
-  const int units = unit_count(p), blocks = units < multiprocessors ? units : multiprocessors;
+  const int units = unit_count(p);
+  int blocks = units < multiprocessors ? units : multiprocessors;
+  // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
+  if (p.resident) blocks -= blocks % (p.job_groups * p.conv_groups);
 #define UPCONV_TRY_EITHER(n, mb, rows)                                      \
   if (p.tile_n == n && p.job_blocks == mb && (p.copy == kCopyRows) == rows) \
     return launch_tile<Operand, n / Operand::kShares, mb, rows>(p, blocks, stream);
@@ -5350,7 +5576,8 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
     UPCONV_SM90_WIDE_TILES(UPCONV_TRY)
     UPCONV_SM90_NARROW_TILES(UPCONV_TRY)
     UPCONV_SM90_DOUBLE_TILES(UPCONV_TRY)
-    UPCONV_SM90_ROW_TILES(UPCONV_TRY_ROWS)
+    UPCONV_SM90_WIDE_ROW_TILES(UPCONV_TRY_ROWS)
+    UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_TRY_ROWS)
   }
 #undef UPCONV_TRY_ROWS
 #undef UPCONV_TRY
@@ -5383,7 +5610,8 @@ namespace upconv {
 using Here = Tf32;
 UPCONV_SM90_NARROW_TILES(UPCONV_SM90_ELSEWHERE)
 UPCONV_SM90_DOUBLE_TILES(UPCONV_SM90_ELSEWHERE)
-UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
+UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
+UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_ELSEWHERE)
 
 cudaError_t sm90_fprop_tf32(const Sm90Params& p, int multiprocessors, cudaStream_t stream) {
   return launch_fprop<Here>(p, multiprocessors, stream);
@@ -5420,12 +5648,25 @@ UPCONV_SM90_NARROW_TILES(UPCONV_SM90_HERE)
 
 // ===== csrc/cuda/sm90_tf32_rows.cu ===============================================================
 
-// The Hopper kernel for Tf32 operands: the tiles that come in boxes of every few rows.
+// The Hopper kernel for Tf32 operands: the wide tiles that come in boxes
+// of every few rows.
 
 namespace upconv {
 
 using Here = Tf32;
-UPCONV_SM90_ROW_TILES(UPCONV_SM90_ROWS_HERE)
+UPCONV_SM90_WIDE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_tf32_rows_double.cu ========================================================
+
+// The Hopper kernel for Tf32 operands: the double tiles that come in
+// boxes of every few rows.
+
+namespace upconv {
+
+using Here = Tf32;
+UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
 
 }  // namespace upconv
 
