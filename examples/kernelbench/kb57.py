@@ -2841,7 +2841,7 @@ constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
 constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
-constexpr int kPairBarrier = 3;  // first of four named barriers, of two warps each
+constexpr int kPairBarrier = 3;            // first of four named barriers, of two warps each
 constexpr int kColumnBytes = 2 * 256 * 4;  // where each accumulator column lies
 
 constexpr int kInFlight = 6;    // items that each loader thread has on their way
