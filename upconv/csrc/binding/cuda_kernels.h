@@ -383,10 +383,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #ifdef UPCONV_SM90
       sm90_kernel(),
 #endif
-      mma_kernel(),
-      direct_kernel(),
-      direct_igrad_kernel(),
-      gather_igrad_kernel(),
+      mma_kernel(),  direct_kernel(), direct_igrad_kernel(), gather_igrad_kernel(),
 #endif
   };
   return kernels;
