@@ -1541,7 +1541,7 @@ def _planner():
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
     # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
     # 1.2x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 7.6 %. The terms add up because the stages of the pipeline share the shared-memory port
+    # deviation is 7.4 %. The terms add up because the stages of the pipeline share the shared-memory port
     # and wait for each other; where they overlap fully the largest one alone would count. A test compares
     # the constants with the fit.
     CLOCK_MHZ = 1700.0
@@ -1550,40 +1550,40 @@ def _planner():
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
     CYCLES = {
-        "operands": 1.011,
-        "placed": 0.008814,
-        "slices": 130.0,
-        "boxes": 86.83,
-        "starved": 86.98,
-        "turns": 551.7,
-        "stored": 0.03813,
-        "segments": 3.092,
-        "weights": 0.009607,
-        "bare_stores": 0.01524,
-        "bare_segments": 3.001,
-        "paired": 0.04255,
-        "kept": 215.7,
-        "unit": 683.0,
+        "operands": 1.06,
+        "placed": 0.007672,
+        "slices": 130.5,
+        "boxes": 70.6,
+        "starved": 52.42,
+        "turns": 673.2,
+        "stored": 0.02949,
+        "segments": 3.337,
+        "weights": 0.00878,
+        "bare_stores": 0.02232,
+        "bare_segments": 2.761,
+        "paired": 0.04343,
+        "kept": 94.55,
+        "unit": 1013.0,
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
     SPLIT_CYCLES = {
-        "operands": 0.6916,
-        "placed": 0.04593,
-        "slices": 550.0,
-        "boxes": 0.0,
+        "operands": 0.7045,
+        "placed": 0.04184,
+        "slices": 618.8,
+        "boxes": 10.67,
         "starved": 0.0,
-        "turns": 680.7,
-        "stored": 0.05148,
-        "segments": 4.872,
-        "weights": 0.0318,
+        "turns": 717.7,
+        "stored": 0.01115,
+        "segments": 3.582,
+        "weights": 0.03013,
         "bare_stores": 0.0,
         "bare_segments": 0.0,
         "paired": 0.0,
         "kept": 0.0,
-        "unit": 167.6,
+        "unit": 2340.0,
     }
     """The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
-    deviation 3.7 %."""
+    deviation 4.4 %."""
     GATHER_CYCLES = (0.058, 0.1, 1.2)
     """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
     bytes, one element of 16 bits."""
@@ -1613,6 +1613,8 @@ def _planner():
     BOX_ROW = 6.0
     """What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
     of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
+    PARTIAL_SECTOR = 3.0
+    """L2 takes about 55 G parts of sectors a second, a third of what it takes of whole ones."""
     PACK_MICROSECONDS = 8.0
     """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
     START_CYCLES = 4000.0
@@ -1762,7 +1764,7 @@ def _planner():
     BLOCK_ROWS = 64
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-    MAX_SLOTS = 16
+    MAX_SLOTS, MOST_SUMS = 16, 256
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -1801,6 +1803,9 @@ def _planner():
         @property
         def block_pitch(self) -> int:
             return block_pitch(self.area)
+
+        def shifted(self, shape: "Shape") -> bool:
+            return shiftable(shape, self.area, self.n * self.blocks)
 
         def plane(self, offsets: "Triple") -> "Triple":
             """The offsets from which a plane is loaded."""
@@ -2025,6 +2030,12 @@ def _planner():
         )
 
 
+    def shiftable(shape: "Shape", area: "Area", sums: int) -> bool:
+        """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
+        sums, N times row blocks: the kernel has no registers for it."""
+        return shape.shifts and area.one_row and (shape.task.split or sums < MOST_SUMS)
+
+
     def store_work(
         shape: "Shape", job: "Job", form: tuple[int, int, bool, int], area: "Area", units: int
     ) -> tuple[float, float, float]:
@@ -2037,15 +2048,15 @@ def _planner():
         if job.lines:
             # Width phases without taps are vectors like the others.
             staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
-            shifted = shape.shifts and area.one_row
+            shifted = shiftable(shape, area, n * blocks)
             vectors = outputs / (shape.whole if shifted else area.vector)
             several = shape.columns.out_step > 2
             return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
         span = shape.columns.out_step if job.together or job.paired else 1
         segments = outputs / (area.width * span)
         if span < shape.columns.out_step:
-            # A part of every sector, which costs as much as a whole one.
-            stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+            # A part of every sector.
+            stored *= PARTIAL_SECTOR * min(shape.columns.out_step, 32 // task.element_bytes)
         return stored, segments, 0.0
 
 
@@ -2319,7 +2330,7 @@ def _planner():
             width_phases=len(widths),
             line_pitch=shape.line_pitch if job_list[0].lines else 0,
             line_columns=shape.line_columns if job_list[0].lines else 0,
-            shifted=int(job_list[0].lines and shape.shifts and tiling.area.one_row),
+            shifted=int(job_list[0].lines and tiling.shifted(shape)),
             kinds=len(lists.index),
             pairs=lists.count,
             visits=visit_count,
@@ -3552,6 +3563,10 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
   static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
+  // Do lines begin where they do in the output? In the tiles with most sums it made ptxas spill
+  // what a consumer keeps of its unit; the planner does not ask for it there.
+  __device__ __forceinline__ bool shifted() const { return N * MB < 256 && p.shifted; }
+
   // Are the lines of every warp neighbouring channels of the same output row?
   __device__ __forceinline__ bool channel_lines() const {
     return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
@@ -3576,7 +3591,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
       const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0 &&
                       depth_inside(where, first_z);
       int place = on ? row : kNoLine;
-      if (p.shifted) {
+      if (shifted()) {
         const int lines = min(p.fold_rows, p.out_channels - job.channel[0]) - within;
         const bool inside = on && where.y * p.out_step_y + row < p.out_h;
         place = inside ? line_length(where) << 8 | min(p.warp_lines - lane, lines) : 0;
@@ -3796,7 +3811,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     begin_lines(job, where, staging);
     char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
                                          unit_offset(where, kind.first_z, 0, 0) +
-                                         (p.shifted ? first_column() * p.out_step_x : 0));
+                                         (shifted() ? first_column() * p.out_step_x : 0));
     // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
     uint32_t place[2][MB];
     float bias[2];
@@ -3812,7 +3827,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
         const int phase = j * p.width_folds + fold;
         const bool on = line < p.warp_lines && phase < p.width_phases;
         const int first_x = on ? p.column_first[phase] : 0;
-        const int shift = p.shifted ? line_shift(base, entry) : 0;
+        const int shift = shifted() ? line_shift(base, entry) : 0;
         const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x + shift;
         place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
       }
@@ -3827,7 +3842,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     for (int chunk = 0; chunk < N; chunk += p.line_columns) {
       const int count = min(p.line_columns, N - chunk);
       __syncwarp();
-      if (p.shifted && chunk) carry_rest(staging);
+      if (shifted() && chunk) carry_rest(staging);
 #pragma unroll 1
       for (int n = 0; n < count; n += kGroup) {
         // Else the compiler adds the bias to all accumulators before the loop, and spills them.
@@ -3835,7 +3850,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
                                   ptx::unknown(bias[1]));
       }
       __syncwarp();
-      if (p.shifted) {
+      if (shifted()) {
         const int rest = chunk + count == N ? kE : 0, here = count * p.out_step_x + rest;
         const int position = chunk * p.out_step_x;
         sweep_shifted(staging, base, position, here / kE);

@@ -29,6 +29,9 @@ STAGE_BYTES = (16384, 8192)
 SLOT_COST = {4: {4: 17, 2: 19, 1: 22}, 2: {4: 15, 2: 39, 1: 60}}
 """To bring one slot, by bytes of an element and pixels that are read at a time: 2.45 cycles of a
 block of 4 warps by 4 pixels of float32, 3.2 one by one; 2.26 by 4 pixels of bfloat16, 5.9 by 2."""
+NARROW_STORE = 2.0
+"""How much longer a byte takes where elements are stored one by one, in rows of odd length: kb79_1d
+in BF16 took 0.60 ms where 0.34 were expected without this."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -394,7 +397,7 @@ def block_work(
         pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
         filled=each * total.filling * depth * box.fills * slot_cost,
         stages=(each * total.stages + 1) * warps,
-        stored=outputs * work.element_bytes,
+        stored=outputs * work.element_bytes * (1.0 if box.vector > 1 else NARROW_STORE),
         runs=outputs / (box.size[3] * span),
         starts=float(warps),
     )

@@ -211,7 +211,7 @@ def record(shape: Shape, job_list: list[Job], tiling: Tiling) -> tuple[int, ...]
         width_phases=len(widths),
         line_pitch=shape.line_pitch if job_list[0].lines else 0,
         line_columns=shape.line_columns if job_list[0].lines else 0,
-        shifted=int(job_list[0].lines and shape.shifts and tiling.area.one_row),
+        shifted=int(job_list[0].lines and tiling.shifted(shape)),
         kinds=len(lists.index),
         pairs=lists.count,
         visits=visit_count,

@@ -3,7 +3,7 @@
 The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
 (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
 1.2x of their problem's best count), by least squares with non-negative terms; the standard
-deviation is 7.6 %. The terms add up because the stages of the pipeline share the shared-memory port
+deviation is 7.4 %. The terms add up because the stages of the pipeline share the shared-memory port
 and wait for each other; where they overlap fully the largest one alone would count. A test compares
 the constants with the fit.
 """
@@ -19,40 +19,40 @@ DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
 CYCLES = {
-    "operands": 1.011,
-    "placed": 0.008814,
-    "slices": 130.0,
-    "boxes": 86.83,
-    "starved": 86.98,
-    "turns": 551.7,
-    "stored": 0.03813,
-    "segments": 3.092,
-    "weights": 0.009607,
-    "bare_stores": 0.01524,
-    "bare_segments": 3.001,
-    "paired": 0.04255,
-    "kept": 215.7,
-    "unit": 683.0,
+    "operands": 1.06,
+    "placed": 0.007672,
+    "slices": 130.5,
+    "boxes": 70.6,
+    "starved": 52.42,
+    "turns": 673.2,
+    "stored": 0.02949,
+    "segments": 3.337,
+    "weights": 0.00878,
+    "bare_stores": 0.02232,
+    "bare_segments": 2.761,
+    "paired": 0.04343,
+    "kept": 94.55,
+    "unit": 1013.0,
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
 SPLIT_CYCLES = {
-    "operands": 0.6916,
-    "placed": 0.04593,
-    "slices": 550.0,
-    "boxes": 0.0,
+    "operands": 0.7045,
+    "placed": 0.04184,
+    "slices": 618.8,
+    "boxes": 10.67,
     "starved": 0.0,
-    "turns": 680.7,
-    "stored": 0.05148,
-    "segments": 4.872,
-    "weights": 0.0318,
+    "turns": 717.7,
+    "stored": 0.01115,
+    "segments": 3.582,
+    "weights": 0.03013,
     "bare_stores": 0.0,
     "bare_segments": 0.0,
     "paired": 0.0,
     "kept": 0.0,
-    "unit": 167.6,
+    "unit": 2340.0,
 }
 """The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
-deviation 3.7 %."""
+deviation 4.4 %."""
 GATHER_CYCLES = (0.058, 0.1, 1.2)
 """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
 bytes, one element of 16 bits."""
@@ -81,6 +81,8 @@ than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
 BOX_ROW = 6.0
 """What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
 of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
+PARTIAL_SECTOR = 3.0
+"""L2 takes about 55 G parts of sectors a second, a third of what it takes of whole ones."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
 START_CYCLES = 4000.0

@@ -18,6 +18,7 @@ from .sm90_cost import (
     CLOCK_MHZ,
     DRAM_BYTES,
     PACK_MICROSECONDS,
+    PARTIAL_SECTOR,
     START_CYCLES,
     UnitWork,
     feeding_cycles,
@@ -54,7 +55,7 @@ SPLIT = 3
 BLOCK_ROWS = 64
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-MAX_SLOTS = 16
+MAX_SLOTS, MOST_SUMS = 16, 256
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -93,6 +94,9 @@ class Tiling:
     @property
     def block_pitch(self) -> int:
         return block_pitch(self.area)
+
+    def shifted(self, shape: Shape) -> bool:
+        return shiftable(shape, self.area, self.n * self.blocks)
 
     def plane(self, offsets: Triple) -> Triple:
         """The offsets from which a plane is loaded."""
@@ -317,6 +321,12 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
     )
 
 
+def shiftable(shape: Shape, area: Area, sums: int) -> bool:
+    """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
+    sums, N times row blocks: the kernel has no registers for it."""
+    return shape.shifts and area.one_row and (shape.task.split or sums < MOST_SUMS)
+
+
 def store_work(
     shape: Shape, job: Job, form: tuple[int, int, bool, int], area: Area, units: int
 ) -> tuple[float, float, float]:
@@ -329,15 +339,15 @@ def store_work(
     if job.lines:
         # Width phases without taps are vectors like the others.
         staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
-        shifted = shape.shifts and area.one_row
+        shifted = shiftable(shape, area, n * blocks)
         vectors = outputs / (shape.whole if shifted else area.vector)
         several = shape.columns.out_step > 2
         return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
     span = shape.columns.out_step if job.together or job.paired else 1
     segments = outputs / (area.width * span)
     if span < shape.columns.out_step:
-        # A part of every sector, which costs as much as a whole one.
-        stored *= min(shape.columns.out_step, 32 // task.element_bytes)
+        # A part of every sector.
+        stored *= PARTIAL_SECTOR * min(shape.columns.out_step, 32 // task.element_bytes)
     return stored, segments, 0.0
 
 

@@ -27,6 +27,10 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
   static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
 
+  // Do lines begin where they do in the output? In the tiles with most sums it made ptxas spill
+  // what a consumer keeps of its unit; the planner does not ask for it there.
+  __device__ __forceinline__ bool shifted() const { return N * MB < 256 && p.shifted; }
+
   // Are the lines of every warp neighbouring channels of the same output row?
   __device__ __forceinline__ bool channel_lines() const {
     return p.folds == 1 || p.fold_rows % p.warp_lines == 0;
@@ -51,7 +55,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
       const bool on = lane < p.warp_lines && channel < p.out_channels && row >= 0 &&
                       depth_inside(where, first_z);
       int place = on ? row : kNoLine;
-      if (p.shifted) {
+      if (shifted()) {
         const int lines = min(p.fold_rows, p.out_channels - job.channel[0]) - within;
         const bool inside = on && where.y * p.out_step_y + row < p.out_h;
         place = inside ? line_length(where) << 8 | min(p.warp_lines - lane, lines) : 0;
@@ -271,7 +275,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     begin_lines(job, where, staging);
     char* base = reinterpret_cast<char*>(static_cast<Element*>(p.y) +
                                          unit_offset(where, kind.first_z, 0, 0) +
-                                         (p.shifted ? first_column() * p.out_step_x : 0));
+                                         (shifted() ? first_column() * p.out_step_x : 0));
     // Where this lane's two accumulator rows are staged, for each block; 0 for rows of nothing.
     uint32_t place[2][MB];
     float bias[2];
@@ -287,7 +291,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
         const int phase = j * p.width_folds + fold;
         const bool on = line < p.warp_lines && phase < p.width_phases;
         const int first_x = on ? p.column_first[phase] : 0;
-        const int shift = p.shifted ? line_shift(base, entry) : 0;
+        const int shift = shifted() ? line_shift(base, entry) : 0;
         const int at = line * p.line_pitch + lane % 4 * 2 * p.out_step_x + first_x + shift;
         place[half][j] = on ? staging + at * static_cast<int>(sizeof(Element)) : 0;
       }
@@ -302,7 +306,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
     for (int chunk = 0; chunk < N; chunk += p.line_columns) {
       const int count = min(p.line_columns, N - chunk);
       __syncwarp();
-      if (p.shifted && chunk) carry_rest(staging);
+      if (shifted() && chunk) carry_rest(staging);
 #pragma unroll 1
       for (int n = 0; n < count; n += kGroup) {
         // Else the compiler adds the bias to all accumulators before the loop, and spills them.
@@ -310,7 +314,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
                                   ptx::unknown(bias[1]));
       }
       __syncwarp();
-      if (p.shifted) {
+      if (shifted()) {
         const int rest = chunk + count == N ? kE : 0, here = count * p.out_step_x + rest;
         const int position = chunk * p.out_step_x;
         sweep_shifted(staging, base, position, here / kE);
