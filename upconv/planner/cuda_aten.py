@@ -45,6 +45,10 @@ CHANNELS_LAST = {"overlap in TF32": 2.0, "other": 1.4, "traffic": 0.6}
 """Times the arithmetic (by whether taps of neighbouring outputs overlap at a stride) and the least
 traffic, beside the bias. 13 layers each in TF32 and BF16 took
 1.0 to 30 times as long; but for one (dcgan1 in BF16: 0.8), where PyTorch keeps the call anyway."""
+HALF_TILE = 32
+"""So few output channels take the time of twice as many, in 2-D at stride 1: kb71 took 1.01 ms
+in TF32 and 0.74 in BF16 where 0.67 and 0.35 were expected without, kb78 1.77 and 1.36 where 1.01
+and 0.52."""
 FEW_CHANNELS = 8
 FEW_CHANNELS_TERAFLOPS = {"strided float32": 13.0, "other": 8.0}
 """With fewer channels than that on either side: 9 to 13 and 2 to 8 over 8 layers."""
@@ -204,6 +208,8 @@ def _channels_last_microseconds(problem: Problem) -> float:
     share = CHANNELS_LAST["overlap in TF32" if wide and strided and _overlap(problem) else "other"]
     if problem.ndim == 3 and not strided:
         share = VOLUME_SHARE["float32" if wide else "small"]
+    elif not strided and problem.out_channels <= HALF_TILE:
+        share *= 2
     copies = CHANNELS_LAST["traffic"] * memory + _bias_pass(problem)
     return share * arithmetic + copies + CALL_MICROSECONDS
 
