@@ -1069,10 +1069,12 @@ def _planner():
     """Greatest step of a box along its rows."""
     MAX_CHUNKS = 16
     COPY_BOXES, COPY_ROWS = 3, 4
+
+    """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
     ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
     """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_..._ROW_TILES."""
     SPLIT_ROW_TILES = ((256, 1), (208, 1))
-    """`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
+    """The same for split float32."""
     FLAT_SHIFT = 30
     """`raw_shift` where all rows of an image are one group."""
     ITEM_PIXELS = 4
@@ -1094,6 +1096,11 @@ def _planner():
         flat: bool = False
         lanes: int = 1
         """Of the tile: where it is one lattice point high, every input row is one."""
+
+        @property
+        def points(self) -> int:
+            """Of the lattice."""
+            return self.images * self.height * self.width
 
         @property
         def one_row(self) -> bool:
@@ -1239,13 +1246,10 @@ def _planner():
         """The tile areas that fit N pixels, stored by so many elements at a time, or by fewer where
         closer rows then let more points in: three images of dcgan1 instead of two."""
         most = 0
-        for each in (vector, 2, 1):
-            if each > vector or (each == vector and most):
-                continue
+        for each in sorted({vector, *(v for v in (1, 2) if v < vector)}, reverse=True):
             found = list(areas_stored(shape, n, each))
-            larger = [area for area in found if area.images * area.height * area.width > most]
-            yield from larger if most else found
-            most = max((area.images * area.height * area.width for area in found), default=most)
+            yield from (area for area in found if area.points > most)
+            most = max((area.points for area in found), default=most)
 
 
     def areas_stored(shape: "Shape", n: int, vector: int) -> "Iterator[Area]":
@@ -1766,7 +1770,9 @@ def _planner():
     BLOCK_ROWS = 64
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-    MAX_SLOTS, MOST_SUMS = 16, 256
+    MAX_SLOTS = 16
+    FULL_TILE = 256
+    """N times row blocks of the tiles with most sums a thread, 128."""
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -2035,7 +2041,7 @@ def _planner():
     def shiftable(shape: "Shape", area: "Area", sums: int) -> bool:
         """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
         sums, N times row blocks: the kernel has no registers for it."""
-        return shape.shifts and area.one_row and (shape.task.split or sums < MOST_SUMS)
+        return shape.shifts and area.one_row and (shape.task.split or sums < FULL_TILE)
 
 
     def store_work(

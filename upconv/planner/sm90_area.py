@@ -36,10 +36,11 @@ BOX_STEP_MOST = 8
 """Greatest step of a box along its rows."""
 MAX_CHUNKS = 16
 COPY_BOXES, COPY_ROWS = 3, 4
+"""`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
 ROW_TILES = ((256, 1), (216, 1), (128, 2), (104, 2))
 """(N, row blocks of a job) of the kernels for COPY_ROWS; UPCONV_SM90_..._ROW_TILES."""
 SPLIT_ROW_TILES = ((256, 1), (208, 1))
-"""`copy` for TMA boxes: of whole tiles, and of every few rows and channels."""
+"""The same for split float32."""
 FLAT_SHIFT = 30
 """`raw_shift` where all rows of an image are one group."""
 ITEM_PIXELS = 4
@@ -61,6 +62,11 @@ class Area:
     flat: bool = False
     lanes: int = 1
     """Of the tile: where it is one lattice point high, every input row is one."""
+
+    @property
+    def points(self) -> int:
+        """Of the lattice."""
+        return self.images * self.height * self.width
 
     @property
     def one_row(self) -> bool:
@@ -206,13 +212,10 @@ def areas(shape: Shape, n: int, vector: int) -> Iterator[Area]:
     """The tile areas that fit N pixels, stored by so many elements at a time, or by fewer where
     closer rows then let more points in: three images of dcgan1 instead of two."""
     most = 0
-    for each in (vector, 2, 1):
-        if each > vector or (each == vector and most):
-            continue
+    for each in sorted({vector, *(v for v in (1, 2) if v < vector)}, reverse=True):
         found = list(areas_stored(shape, n, each))
-        larger = [area for area in found if area.images * area.height * area.width > most]
-        yield from larger if most else found
-        most = max((area.images * area.height * area.width for area in found), default=most)
+        yield from (area for area in found if area.points > most)
+        most = max((area.points for area in found), default=most)
 
 
 def areas_stored(shape: Shape, n: int, vector: int) -> Iterator[Area]:

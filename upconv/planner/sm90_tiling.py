@@ -55,7 +55,9 @@ SPLIT = 3
 BLOCK_ROWS = 64
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
-MAX_SLOTS, MOST_SUMS = 16, 256
+MAX_SLOTS = 16
+FULL_TILE = 256
+"""N times row blocks of the tiles with most sums a thread, 128."""
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
 
@@ -324,7 +326,7 @@ def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
 def shiftable(shape: Shape, area: Area, sums: int) -> bool:
     """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
     sums, N times row blocks: the kernel has no registers for it."""
-    return shape.shifts and area.one_row and (shape.task.split or sums < MOST_SUMS)
+    return shape.shifts and area.one_row and (shape.task.split or sums < FULL_TILE)
 
 
 def store_work(
