@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 
@@ -34,8 +35,32 @@ def distance(y: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def poison(shape: torch.Size, dtype: torch.dtype) -> None:
-    """Leaves NaNs in the memory that the next allocation of this size will get."""
+    """Leaves NaNs in the memory that the next allocation of this size will get.
+
+    And in all shared memory, where a zero times what was never written there would be one.
+    """
     torch.full(shape, float("nan"), dtype=dtype, device="cuda")
+    shared_memory_filler()()
+
+
+FILL = """
+extern "C" __global__ void fill(int words) {
+  extern __shared__ volatile unsigned int memory[];
+  for (int i = threadIdx.x; i < words; i += blockDim.x) memory[i] = ~0u;
+}
+"""
+
+
+@cache
+def shared_memory_filler() -> Callable[[], None]:
+    """Fills all shared memory of the GPU with bits that are a NaN in every type."""
+    properties = torch.cuda.get_device_properties()
+    size = properties.shared_memory_per_block_optin
+    kernel = torch.cuda._compile_kernel(FILL, "fill")
+    kernel.set_shared_memory_config(size)
+    # A block takes a whole multiprocessor: four times as many blocks leave none out.
+    grid = (4 * properties.multi_processor_count, 1, 1)
+    return lambda: kernel(grid, (256, 1, 1), [size // 4], size)
 
 
 @contextmanager

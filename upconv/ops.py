@@ -201,7 +201,7 @@ def _forward_autocast(
         return FORWARD[ndim - 1](cast(input), cast(weight), cast(bias), *given)
 
 
-def _gradient_unbuilt(
+def _gradient_served(
     direction: str,
     grad_output: Tensor,
     other: Tensor,
@@ -211,8 +211,8 @@ def _gradient_unbuilt(
     output_padding: Sequence[int],
     groups: int,
     dilation: Sequence[int],
-) -> Tensor:
-    """A gradient before its library is loaded, and on every device without kernels of ours."""
+) -> bool:
+    """Checks the call; is a kernel of ours to have it, and its library there, built if need be?"""
     rest = (stride, padding, output_padding, groups, dilation)
     _check_gradient(direction, grad_output, other, size, *rest)
     sizes = (other.shape, size) if direction == "grad_weight" else (size, other.shape)
@@ -226,23 +226,34 @@ def _gradient_unbuilt(
     lists = [expand(name, values, ndim) for name, values in named.items()]
     key = plans.gradient_key_of(direction, grad_output, other, sizes, lists, groups)
     plan = None if key is None else plans.plan_of(key)
-    with torch._C._AutoDispatchBelowAutograd():
-        library = grad_output.device.type
-        if library == "cuda" and direction == "grad_weight":
-            library = "cuda_wgrad"
-        if plan is not None and plan.kernel != "aten" and serve(library):
-            return GRADIENTS[direction](grad_output, other, size, *rest)
-        return _aten_gradient(direction, grad_output, other, size, *rest)
+    library = grad_output.device.type
+    if library == "cuda" and direction == "grad_weight":
+        library = "cuda_wgrad"
+    return plan is not None and plan.kernel != "aten" and serve(library)
 
 
-def _weight_and_bias_unbuilt(
-    grad_output: Tensor, input: Tensor, weight_size: Sequence[int], *rest: Any
-) -> tuple[Tensor, Tensor]:
-    """Both, one after the other; the compiled side may have one kernel for them."""
+def _gradient_unbuilt(direction: str, *arguments: Any) -> Tensor:
+    """A gradient before its library is loaded, and on every device without kernels of ours."""
+    served = _gradient_served(direction, *arguments)
     with torch._C._AutoDispatchBelowAutograd():
-        weight = GRADIENTS["grad_weight"](grad_output, input, weight_size, *rest)
-        bias = torch.ops.upconv._grad_bias(grad_output, len(weight_size) - 2)
-    assert isinstance(bias, Tensor)
+        if served:
+            return GRADIENTS[direction](*arguments)
+        return _aten_gradient(direction, *arguments)
+
+
+def _weight_and_bias_unbuilt(grad_output: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Both: on a GPU by what the library has for them, else one after the other.
+
+    The first call, too: a kernel for the weight's gradient alone may round in another order than
+    the one for both, and the same inputs are to give the same bits.
+    """
+    both = grad_output.is_cuda and _gradient_served("grad_weight", grad_output, *rest)
+    with torch._C._AutoDispatchBelowAutograd():
+        if both:
+            weight, bias = torch.ops.upconv._grad_weight_and_bias(grad_output, *rest)
+        else:
+            weight = GRADIENTS["grad_weight"](grad_output, *rest)
+            bias = torch.ops.upconv._grad_bias(grad_output, weight.dim() - 2)
     return weight, bias
 
 

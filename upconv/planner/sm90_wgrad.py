@@ -49,10 +49,6 @@ from .sm90_wgrad_jobs import ROWS, WARPS, Form, Job, forms, tap_step
 KERNEL = "sm90_wgmma_wgrad"
 MOST_SUMS = 40
 """Plans, the fastest ones, that are looked at for the bias's gradient on the way."""
-BIAS_ON_THE_WAY = False
-"""May plans add up the bias's gradient on the way? Not yet: in one of two runs of the tests on an
-H200 the weight's gradient of a signal (32 to 64 channels, 640 columns, TF32) differed between two
-calls, for a reason that is not known."""
 Option = tuple[Form, list[Job], Chunk, Split]
 
 
@@ -175,7 +171,7 @@ def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Op
     if not plans:
         return None
     best: tuple[float, Sums | None, Option] = plans[0][3].microseconds, None, plans[0]
-    if not problem.bias or not BIAS_ON_THE_WAY:
+    if not problem.bias:
         return best
     limit = best[0] + SUMS_GAIN * bias_microseconds(problem)
     for plan in plans[:MOST_SUMS]:
