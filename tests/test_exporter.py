@@ -359,7 +359,8 @@ def test_a_layer_that_pytorch_computes_faster_is_said_so(
 @pytest.mark.parametrize(
     ("more", "dtype", "kernel"),
     [
-        (["--groups", "4"], "float32", "mma_fprop"),
+        (["--groups", "4"], "float32", "direct_fprop"),
+        (["--groups", "4", "--input", "8,24,64,64"], "float32", "mma_fprop"),
         (["--groups", "8", "--dtype", "bfloat16"], "bfloat16", "direct_fprop"),
         (["--dtype", "float64"], "float64", "direct_fprop"),
         (["--no-tf32"], "float32", "mma_fprop"),

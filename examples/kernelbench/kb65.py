@@ -299,7 +299,7 @@ def _wait_for_other_builds(name: str) -> None:
 def _planner():
     from collections.abc import Iterator, Mapping, Sequence
     from dataclasses import dataclass, field, replace
-    from functools import cached_property
+    from functools import cache, cached_property
     from itertools import product
     from math import gcd, prod
     from typing import NamedTuple
@@ -1061,6 +1061,14 @@ def _planner():
     """Where at least so many slices follow each other and 8 blocks fit this size, boxes are as large:
     unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want more boxes on their way
     instead: kb57 2.04 -> 2.31."""
+    LARGE_RINGS = ((32 * 1024, 96 * 1024), (32 * 1024, 64 * 1024))
+    RARELY_READ, OFTEN_READ = (4.0, 6.0), (6.0, 9.0)
+
+    """Where the tensor cores read what a box brings fewer times than that (for tiles of one box, and of
+    several), filling the tile limits, and boxes are to be as large as may be: they are 4 to 30 % faster
+    than boxes of 8 KB in 180 pairs of tilings, nnunet_3d's input gradient 0.37 -> 0.27 ms, unet_up4's
+    0.64 -> 0.51, kb77_3d's in BF16 0.22 -> 0.15. Where it is read more often than the second says, the
+    small ones are 2 % faster."""
     BOX_MOST = 256
     """Elements of a box along one dimension."""
     BOX_STEP_MOST = 8
@@ -1326,8 +1334,11 @@ def _planner():
                 yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
 
 
-    def raw_rings(shape: "Shape", area: "Area", slice_blocks: int) -> "Iterator[tuple[Box, int]]":
-        """The TMA boxes of a tiling, and the bytes of the raw ring."""
+    def raw_rings(
+        shape: "Shape", area: "Area", slice_blocks: int, reads: float
+    ) -> "Iterator[tuple[Box, int]]":
+        """The TMA boxes of a tiling, and the bytes of the raw ring. `reads`: of 128 bytes, that the
+        products of a slice take."""
         if area.copy < COPY_BOXES:
             yield Box(0, 0, 0, 0, 0), GATHER_BYTES
             return
@@ -1341,6 +1352,11 @@ def _planner():
         total = shape.task.in_channels * shape.task.element_bytes // 16
         if count == 1 and total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST:
             rings = [(BOX_BEST, BOX_RINGS[0][1])]
+        times = 128 * reads / (slice_blocks * block * count)
+        if times < RARELY_READ[count > 1]:
+            rings = [*LARGE_RINGS, BOX_RINGS[1], *rings]
+        elif times < OFTEN_READ[count > 1]:
+            rings = [BOX_RINGS[1], *rings]
         known = set()
         for good, ring in rings:  # the first of equals
             even = [b for b in (2, 4, 8) if slice_blocks % b == 0]
@@ -1349,9 +1365,9 @@ def _planner():
             stride = up(blocks * block, 128)
             size = stride * count
             chunks = min(max(ring // size, 2), MAX_CHUNKS)
-            if blocks in known:
+            if (blocks, chunks) in known:
                 continue
-            known.add(blocks)
+            known.add((blocks, chunks))
             shift = group.bit_length() - 1
             every = box_rows, residues, classes, shift, step, stride
             yield Box(columns, rows, blocks, size, chunks, *every), size * chunks
@@ -1415,9 +1431,10 @@ def _planner():
 
 
     def turn_slices(whole: bool, slices: int, slots: int) -> int:
-        """Slices of one turn: all of a unit where units alternate or no turns are taken; else half of
-        the ring, so that the next turn's slices arrive during this one."""
-        return max(slices, 1) if whole else max(min(slices, slots // 2), 1)
+        """Slices of one turn: all of a unit where units alternate or no turns are taken; else all of
+        the ring but one: 3 % faster than half of it, in 140 pairs of tilings with three slots and in
+        100 with seven or more."""
+        return max(slices, 1) if whole else max(min(slices, slots - 1), 1)
 
     # ===== planner/sm90_load.py ===================================================================
     # What the units of one tile have to do, whatever the tile: planes, WGMMAs, weight blocks.
@@ -1542,52 +1559,50 @@ def _planner():
     # ===== planner/sm90_cost.py ===================================================================
     # What the Hopper kernel costs: work of one unit in, cycles out.
     #
-    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-    # (`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
-    # 1.2x of their problem's best count), by least squares with non-negative terms; the standard
-    # deviation is 7.4 %. The terms add up because the stages of the pipeline share the shared-memory port
-    # and wait for each other; where they overlap fully the largest one alone would count. A test compares
-    # the constants with the fit.
+    # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 15,351 runs of
+    # 354 problems, forward, the input's gradient and channels_last. What counts is that the tiling they
+    # pick is fast: on average it is 2 % slower than the fastest one measured, 3 % with channels_last.
+    # (Least squares of all times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last.
+    # Split float32 is fitted by least squares to 547 runs, standard deviation 4.4 %; what those runs do
+    # not have is as in TF32. The terms add up because the stages of the pipeline share the port of shared
+    # memory and wait for each other.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
     DRAM_BYTES = 18.4
     """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
+    COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
     CYCLES = {
-        "operands": 1.06,
-        "placed": 0.007672,
-        "slices": 130.5,
-        "boxes": 70.6,
-        "starved": 52.42,
-        "turns": 673.2,
-        "stored": 0.02949,
-        "segments": 3.337,
-        "weights": 0.00878,
-        "bare_stores": 0.02232,
-        "bare_segments": 2.761,
-        "paired": 0.04343,
-        "kept": 94.55,
-        "unit": 1013.0,
+        "operands": (0.788, 0.799, 0.99, 1.05, 0.7045),
+        "placed": (0.0, 0.0, 0.0, 0.0, 0.04184),
+        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0),
+        "slices": (335.0, 455.0, 797.0, 960.0, 618.8),
+        "boxes": (97.0, 50.6, 0.0, 0.0, 10.67),
+        "starved": (95.5, 82.7, 0.0, 0.0, 0.0),
+        "row_chunks": (88.5, 58.9, 0.0, 0.0, 88.5),
+        "row_boxes": (14.6, 30.4, 0.0, 0.0, 14.6),
+        "stepped": (0.000157, 0.0202, 0.0, 0.0, 0.0145),
+        "turns": (765.0, 369.0, 1020.0, 382.0, 717.7),
+        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.01115),
+        "segments": (3.25, 3.35, 0.0, 0.0, 3.582),
+        "cut": (3.8, 5.4, 0.0, 0.0, 0.0),
+        "ragged": (3.78, 0.909, 0.0, 0.0, 0.0),
+        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0),
+        "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
+        "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
+        "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
+        "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
+        "lines": (0.905, 0.839, 0.0, 0.0, 1.0),
+        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.03013),
+        "shallow": (53.7, 82.0, 5.85, 0.932, 0.0),
+        "gathered": (1.0, 1.0, 0.544, 0.241, 1.0),
+        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 2340.0),
+        "start": (22090.0, 23660.0, 26580.0, 27780.0, 4000.0),
     }
-    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
-    SPLIT_CYCLES = {
-        "operands": 0.7045,
-        "placed": 0.04184,
-        "slices": 618.8,
-        "boxes": 10.67,
-        "starved": 0.0,
-        "turns": 717.7,
-        "stored": 0.01115,
-        "segments": 3.582,
-        "weights": 0.03013,
-        "bare_stores": 0.0,
-        "bare_segments": 0.0,
-        "paired": 0.0,
-        "kept": 0.0,
-        "unit": 2340.0,
-    }
-    """The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
-    deviation 4.4 %."""
+    """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
+    "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
+    the first slice and the last store."""
+    CONSTANTS = tuple({name: row[i] for name, row in CYCLES.items()} for i in range(len(COLUMNS)))
     GATHER_CYCLES = (0.058, 0.1, 1.2)
     """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
     bytes, one element of 16 bits."""
@@ -1595,10 +1610,6 @@ def _planner():
     """So many times that where columns are taken with a step. All from what was left of backward passes
     on an H200 without the weight's gradient and the bias's, not from runs of their own: 2 to 3.5 times
     what TMA takes on kb57 and kb71, 5 to 7 in TF32, 35 to 50 in BF16 on kb77_3d, kb79_1d and kb81."""
-    STEPPED_BOX = 0.0145
-    """For each byte of a tile that is every so many-th column of a TMA box, and each lane but one that
-    reads from the same bank. (With kernel and stride 4 the input's gradient took 3.7 times what the
-    rule without this said in TF32, 4.1 in BF16; with 2 1.4 times.)"""
     LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 
     """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
@@ -1609,38 +1620,22 @@ def _planner():
     """For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
     kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
     two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
-    FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
-    """What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
-    of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
-    tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
-    than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
-    BOX_ROW = 6.0
-    """What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
-    of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
     PARTIAL_SECTOR = 3.0
     """L2 takes about 55 G parts of sectors a second, a third of what it takes of whole ones."""
     PACK_MICROSECONDS = 8.0
     """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
-    START_CYCLES = 4000.0
-    """Launch, first slice and last store, which nothing hides."""
 
 
     def gathering_cycles(copy: int, step: int) -> float:
-        """For each byte of a tile, what it takes beside TMA boxes of neighbouring columns."""
-        if copy < len(GATHER_CYCLES):
-            return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
-        return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
+        """For each byte of a tile, what it takes where TMA does not bring it."""
+        if copy >= len(GATHER_CYCLES):
+            return 0.0
+        return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
 
 
     def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
         """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
         return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
-
-
-    def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
-        """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
-        each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
-        return chunks * each + steps * FEEDING["step"]
 
 
     @dataclass(frozen=True)
@@ -1650,96 +1645,127 @@ def _planner():
         operands: float
         """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
         columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
-        the reads above predict better than the cycles, at one cycle each."""
+        the reads predict better than the cycles."""
         placed: float
         """Bytes of the tile, margins included, written in its own layout."""
+        brought: float
+        """Bytes that come to shared memory for it: of TMA boxes, or of the tile itself."""
         slices: float
         boxes: float
         """TMA boxes, or chunks of several, that loaders wait for and give back."""
         starved: float
         """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
+        row_chunks: float
+        row_boxes: float
+        """Chunks that come in several boxes, of every few rows and channels; and these boxes."""
+        stepped: float
+        """Bytes of a tile that is every so many-th column of its boxes, times the lanes but one that
+        read from the same bank."""
         turns: float
         """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
         stored: float
         """Bytes written."""
         segments: float
         """Pieces of output rows that are written in one go."""
-        weights: float
-        """Bytes of packed weights streamed from L2."""
+        cut: float
+        """Further pieces, since staging takes so many columns at a time, whatever rows they are of."""
+        ragged: float
+        """Segments that begin or end within a sector of 32 bytes."""
+        vectors: float
+        """Elements, pairs or whole 16 bytes, whatever a lane writes at a time."""
+        pieces: float
+        """channels_last: 16 channels of a pixel."""
         bare_stores: float
         """Bytes written while no other consumer multiplies: the consumers take no turns."""
         bare_segments: float
         """The same, pieces of output rows."""
         paired: float
         """Bytes written by both consumers together, who meet for it."""
-        kept: float
-        """Slices that are multiplied with weights that stay in shared memory."""
+        lines: float
+        """Stores by lines, which `stored` and `segments` leave out: cycles by `line_cycles`."""
+        weights: float
+        """Bytes of packed weights streamed from L2."""
+        shallow: float
+        """Weight blocks that come through a ring of few stages."""
         gathered: float = 0.0
-        """Cycles to fill the tile where TMA does not do it, or brings more columns than are used."""
-        lines: float = 0.0
-        """Cycles of stores by lines, which `stored` and `segments` leave out."""
-        fed: float = 0.0
-        """Cycles of the feeding thread, or of TMA, beside everything else."""
-        split: bool = False
-        """float32 that must not be rounded."""
-
-        @property
-        def constants(self) -> dict[str, float]:
-            return SPLIT_CYCLES if self.split else CYCLES
+        """Filling the tile where TMA does not do it: cycles by `gathering_cycles`."""
+        constants: dict[str, float] = field(default_factory=lambda: CONSTANTS[0], repr=False)
 
         @property
         def terms(self) -> dict[str, float]:
             """Cycles by stage, in words that `explain` prints."""
-            constants = self.constants
-            cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
-            return {
-                "the tensor cores": cost["operands"],
-                "filling the tile": cost["placed"]
-                + cost["slices"]
-                + cost["boxes"]
-                + cost["starved"]
-                + self.gathered,
-                "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-                "the stores": cost["stored"]
-                + cost["segments"]
-                + cost["bare_stores"]
-                + cost["bare_segments"]
-                + cost["paired"]
-                + self.lines,
-                "the weights": cost["weights"] + cost["kept"],
+            cost = {name: each * getattr(self, name, 0.0) for name, each in self.constants.items()}
+            split = self.constants is CONSTANTS[-1]
+            parts = {
+                "the tensor cores": ("operands",),
+                "filling the tile": FILLING,
+                "additions to the sums" if split else "turns of the consumers": ("turns",),
+                "the stores": STORING,
+                "the weights": ("weights", "shallow"),
             }
+            return {words: sum(cost[name] for name in names) for words, names in parts.items()}
 
         @property
         def cycles(self) -> float:
-            """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
+            """The sum. No dictionary: a plan asks it thousands of times."""
             each = self.constants
-            total = (
+            return (
                 each["operands"] * self.operands
                 + each["placed"] * self.placed
+                + each["brought"] * self.brought
                 + each["slices"] * self.slices
                 + each["boxes"] * self.boxes
                 + each["starved"] * self.starved
+                + each["row_chunks"] * self.row_chunks
+                + each["row_boxes"] * self.row_boxes
+                + each["stepped"] * self.stepped
                 + each["turns"] * self.turns
                 + each["stored"] * self.stored
                 + each["segments"] * self.segments
-                + each["weights"] * self.weights
+                + each["cut"] * self.cut
+                + each["ragged"] * self.ragged
+                + each["vectors"] * self.vectors
+                + each["pieces"] * self.pieces
                 + each["bare_stores"] * self.bare_stores
                 + each["bare_segments"] * self.bare_segments
                 + each["paired"] * self.paired
-                + each["kept"] * self.kept
+                + each["lines"] * self.lines
+                + each["weights"] * self.weights
+                + each["shallow"] * self.shallow
+                + each["gathered"] * self.gathered
                 + each["unit"]
-                + self.gathered
-                + self.lines
             )
-            return max(total, self.fed)
 
         @property
         def most(self) -> str:
             """The stage that takes most."""
             terms = self.terms
-            if self.fed > sum(terms.values()):
-                return "starting the boxes"
             return max(terms, key=lambda name: terms[name])
+
+
+    FILLING = (
+        "placed",
+        "brought",
+        "slices",
+        "boxes",
+        "starved",
+        "row_chunks",
+        "row_boxes",
+        "stepped",
+        "gathered",
+    )
+    STORING = (
+        "stored",
+        "segments",
+        "cut",
+        "ragged",
+        "vectors",
+        "pieces",
+        "bare_stores",
+        "bare_segments",
+        "paired",
+        "lines",
+    )
 
     # ===== planner/sm90_tiling.py =================================================================
     # Tilings of the Hopper kernel: which ones fit, and how long each should take.
@@ -1773,6 +1799,13 @@ def _planner():
     """N times row blocks of the tiles with most sums a thread, 128."""
     MAX_PIXELS = 768
     """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
+
+    STAGED_BYTES = 256
+    """Of a row, that a warp regroups at a time; of two width phases half as many columns."""
+    SECTOR = 32
+    """Bytes that L2 and memory write at least."""
+    SHORT_RING = 4
+    """Stages: two are being read, and two more hardly hide L2's delay."""
 
     BLOCK_PHASE = 1
     """Pixels of a channel block, modulo 8: a pixel's blocks then fall into different banks."""
@@ -1934,16 +1967,23 @@ def _planner():
                 for slice_blocks in reversed(depths):
                     if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
                         continue  # the loaders by themselves take four at a time
-                    rings = list(raw_rings(shape, area, slice_blocks))
-                    for alternate, ring in product(orders, rings):
+                    for alternate in orders:
                         key = blocks, alternate, slice_blocks
                         if key not in loads:
                             loads[key] = Load.of(job_list, alternate, slice_blocks, split)
-                        if loads[key].fits:
-                            form = (n, *key)
+                        load = loads[key]
+                        if not load.fits:
+                            continue
+                        reads = load.pairs / max(load.visits, 1) * operand_reads(n, split)
+                        for ring in raw_rings(shape, area, slice_blocks, reads):
                             yield from pipelines(
-                                shape, loads[key], job_list[0], form, area, ring, hardware
+                                shape, load, job_list[0], (n, *key), area, ring, hardware
                             )
+
+
+    def operand_reads(n: int, split: bool) -> float:
+        """Of shared memory, 128 bytes each, by one WGMMA. Split: by one of each consumer."""
+        return (2 if split else 1) * BLOCK_ROWS / 4 + n / 4
 
 
     def addressable(task: "Task", area: "Area") -> bool:
@@ -1990,7 +2030,7 @@ def _planner():
         slot = parts * slice_blocks * block_pitch(area) * 16
         room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
         tiles = tile_counts(shape, area)
-        known: "dict[tuple[int, int, bool], tuple[UnitWork, float]]" = {}
+        known: "dict[tuple[int, int, bool, bool], tuple[UnitWork, float]]" = {}
         own = False  # rings of their own for the consumers: the longest that fit, they cost the same
         groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
         for weights in weight_rings(shape.task.split, form[2], groups, *steps):
@@ -2002,7 +2042,7 @@ def _planner():
             own = weights.rings == 2
             whole = form[2] or weights.rings == 2
             turn = turn_slices(whole, load.most_visits * slices, slots)
-            key = turn, weights.rings, weights.resident
+            key = turn, weights.rings, weights.resident, weights.stages <= SHORT_RING
             if key not in known:
                 depth = (slices, *key, ring[0])
                 known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
@@ -2042,28 +2082,54 @@ def _planner():
         return shape.shifts and area.one_row and (shape.task.split or sums < FULL_TILE)
 
 
+    class Stores(NamedTuple):
+        """What a unit writes; see `UnitWork` for each of these."""
+
+        stored: float
+        segments: float = 0.0
+        cut: float = 0.0
+        ragged: float = 0.0
+        vectors: float = 0.0
+        pieces: float = 0.0
+        lines: float = 0.0
+
+
     def store_work(
         shape: "Shape", job: "Job", form: tuple[int, int, bool, int], area: "Area", units: int
-    ) -> tuple[float, float, float]:
-        """Bytes and pieces of rows that a unit stores, or cycles where it does so by lines."""
+    ) -> "Stores":
         task, (n, blocks, alternate, _) = shape.task, form
         outputs = task.outputs * (1 - task.filled) / units
         stored = outputs * task.element_bytes
         if task.channels_last:
-            return stored, 0.0, 0.0
+            return Stores(stored, vectors=stored / 16, pieces=outputs / WARP_ROWS)
         if job.lines:
             # Width phases without taps are vectors like the others.
             staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
             shifted = shiftable(shape, area, n * blocks)
             vectors = outputs / (shape.whole if shifted else area.vector)
             several = shape.columns.out_step > 2
-            return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
+            return Stores(0.0, lines=line_cycles(staged, vectors, shifted and several))
         span = shape.columns.out_step if job.together or job.paired else 1
         segments = outputs / (area.width * span)
+        edges = area.width * span * task.element_bytes, task.out_size[2] * task.element_bytes
+        ragged = segments if any(edge % SECTOR for edge in edges) else 0.0
         if span < shape.columns.out_step:
             # A part of every sector.
-            stored *= PARTIAL_SECTOR * min(shape.columns.out_step, 32 // task.element_bytes)
-        return stored, segments, 0.0
+            stored *= PARTIAL_SECTOR * min(shape.columns.out_step, SECTOR // task.element_bytes)
+        columns = STAGED_BYTES // task.element_bytes // (1 if span == 1 else 2)
+        rows = area.images, area.rows, area.height
+        cut = segments * (row_pieces(rows, area.pitch, area.width, columns) - 1)
+        return Stores(stored, segments, cut, ragged, stored / (area.vector * task.element_bytes))
+
+
+    @cache
+    def row_pieces(rows: tuple[int, int, int], pitch: int, width: int, columns: int) -> float:
+        """Pieces of a row of the tile, on average, where `columns` of it are staged at a time. Images,
+        rows of each in the tile, and those that are stored."""
+        images, apart, height = rows
+        begins = [(o * apart + y) * pitch for o in range(images) for y in range(height)]
+        pieces = [(begin + width - 1) // columns - begin // columns + 1 for begin in begins]
+        return sum(pieces) / len(pieces)
 
 
     def unit_work(
@@ -2072,52 +2138,53 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: "tuple[int, int, int, bool, Box]",
+        depth: "tuple[int, int, int, bool, bool, Box]",
         units: int,
     ) -> "UnitWork":
         """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
         of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-        turn, rings of weights, whether those stay, the boxes."""
+        turn, rings of weights, whether those stay and whether they are short, the boxes."""
         task = shape.task
         n, _, alternate, slice_blocks = form
-        slices, per_turn, rings, resident, box = depth
+        slices, per_turn, rings, resident, short, box = depth
         share = slices / load.groups
         unit_slices = load.visits * share
-        stored, segments, lines = store_work(shape, job, form, area, units)
-        shares = 2 if task.split else 1  # of the columns of a tile
+        stores = store_work(shape, job, form, area, units)
         turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
         if rings == 2:
             turns = 0
         if task.split:
             turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
         chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
-        fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+        steps = load.steps * share
         placed = area.pixels * slice_blocks * unit_slices * 16
-        fed = 0.0
-        if area.copy == COPY_ROWS:
-            fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
-        elif area.copy == COPY_BOXES:
-            channels = chunks * box.raw_blocks * 16 / task.element_bytes
-            fed = channels * box.raw_rows * area.images * BOX_ROW
+        rows = chunks if area.copy == COPY_ROWS else 0.0
         return UnitWork(
-            operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
+            operands=load.pairs * share * operand_reads(n, task.split),
             placed=placed,
+            brought=chunks * box.raw_bytes if chunks else placed,
             slices=unit_slices,
             boxes=chunks,
             starved=chunks if box.raw_chunks == 2 else 0.0,
+            row_chunks=rows,
+            row_boxes=rows * box.boxes,
+            stepped=placed * (gcd(shape.steps[2], 32) - 1) if area.copy == COPY_BOXES else 0.0,
             turns=turns,
-            stored=stored,
-            segments=segments,
-            weights=0.0 if resident else load.steps * share * STAGE_BYTES,
-            bare_stores=stored if rings == 2 else 0.0,
-            bare_segments=segments if rings == 2 else 0.0,
-            paired=stored if job.paired else 0.0,
-            kept=unit_slices if resident else 0.0,
+            **stores._asdict(),
+            bare_stores=stores.stored if rings == 2 else 0.0,
+            bare_segments=stores.segments if rings == 2 else 0.0,
+            paired=stores.stored if job.paired else 0.0,
+            weights=0.0 if resident else steps * STAGE_BYTES,
+            shallow=steps if short and not resident else 0.0,
             gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
-            lines=lines,
-            fed=fed,
-            split=task.split,
+            constants=constants_of(task),
         )
+
+
+    def constants_of(task: "Task") -> dict[str, float]:
+        if task.split:
+            return CONSTANTS[-1]
+        return CONSTANTS[(task.element_bytes == 2) + 2 * task.channels_last]
 
 
     def timed(
@@ -2126,7 +2193,7 @@ def _planner():
         job: "Job",
         form: tuple[int, int, bool, int],
         area: "Area",
-        depth: "tuple[int, int, int, bool, Box]",
+        depth: "tuple[int, int, int, bool, bool, Box]",
         tiles: tuple[int, int, int, int],
         hardware: "Hardware",
     ) -> "tuple[UnitWork, float]":
@@ -2142,7 +2209,7 @@ def _planner():
         if shape.task.fill_first:
             filled = shape.task.outputs * shape.task.element_bytes
         fill = filled / DRAM_BYTES / hardware.multiprocessors
-        return work, max(work.cycles, memory) * waves + fill + START_CYCLES
+        return work, max(work.cycles, memory) * waves + fill + work.constants["start"]
 
     # ===== planner/sm90.py ========================================================================
     # The Hopper kernel's side of the planner: when it may serve, how it is tiled, what it is told.

@@ -41,8 +41,9 @@ LONE_BLOCK = 1.1
 nobody multiplies."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, where the weight is not frozen."""
-START_CYCLES = 4000.0
-"""Launch, first slice and last store, which nothing hides."""
+START_CYCLES = 12000.0
+"""Launch, first slice and last store, which nothing hides: what was measured of layers below 0.1 ms
+is 1.1 times the rule with 4000."""
 
 
 @dataclass(frozen=True)

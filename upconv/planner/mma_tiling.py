@@ -29,9 +29,11 @@ STAGE_BYTES = (16384, 8192)
 SLOT_COST = {4: {4: 17, 2: 19, 1: 22}, 2: {4: 15, 2: 39, 1: 60}}
 """To bring one slot, by bytes of an element and pixels that are read at a time: 2.45 cycles of a
 block of 4 warps by 4 pixels of float32, 3.2 one by one; 2.26 by 4 pixels of bfloat16, 5.9 by 2."""
-NARROW_STORE = 2.0
-"""How much longer a byte takes where elements are stored one by one, in rows of odd length: kb79_1d
-in BF16 took 0.60 ms where 0.34 were expected without this."""
+STORED = {4: (0.75, 1.2), 2: (1.0, 2.0)}
+"""How much longer than the rule says a byte takes, by bytes of an element: in vectors, and where
+elements are stored one by one, in rows of odd length. kb79_1d in BF16 took 0.60 ms where 0.34 were
+expected without this; in TF32 kb75 and kb81, which mostly store, took 0.40 and 0.37 where 0.51 and
+0.42 were, kb77_3d 0.61 where 0.78 were expected with 2."""
 BOXES = 12
 """Boxes that are looked at closely for each arrangement of warps."""
 
@@ -389,7 +391,8 @@ def block_work(
     warps = warps_m * layout.warps_n
     times = 3 if work.operand == SPLIT else 1
     products = each * total.tiles * warps_m * times
-    slot_cost = SLOT_COST[work.element_bytes][box.copy]
+    element = work.element_bytes
+    slot_cost = SLOT_COST[element][box.copy]
     return BlockWork(
         products=products,
         mixed=each * total.mixed * warps_m * times,
@@ -397,7 +400,7 @@ def block_work(
         pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
         filled=each * total.filling * depth * box.fills * slot_cost,
         stages=(each * total.stages + 1) * warps,
-        stored=outputs * work.element_bytes * (1.0 if box.vector > 1 else NARROW_STORE),
+        stored=outputs * element * STORED[element][box.vector == 1],
         runs=outputs / (box.size[3] * span),
         starts=float(warps),
     )

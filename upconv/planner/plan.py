@@ -70,9 +70,11 @@ def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
     return hardware.kind == "cuda" and hardware.capability not in seen
 
 
-MARGIN = {"cpu": 1.05, "cuda": 1.15}
-"""A kernel of our own must promise at least this gain: the estimates are no better than that. Those
-of the GPU kernel come from one GPU and few layers."""
+MARGIN = {"cpu": 1.05, "cuda": 1.0}
+"""A kernel of our own must promise at least this gain. On a GPU the estimate of PyTorch's time is
+the margin: it is rather below what is measured. With 1.15 PyTorch kept calls in which ours was up
+to 17 times as fast: 13 % over 354 problems on average, now 8 %; ours is slower than PyTorch's by
+more than 2 % in six of them."""
 
 
 @dataclass(frozen=True)

@@ -1,58 +1,55 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
-The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200
-(`benchmarks/results/h200-tilings-2026-11-15.jsonl`, 2486 runs of 37 problems, of which those within
-1.2x of their problem's best count), by least squares with non-negative terms; the standard
-deviation is 7.4 %. The terms add up because the stages of the pipeline share the shared-memory port
-and wait for each other; where they overlap fully the largest one alone would count. A test compares
-the constants with the fit.
+The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 15,351 runs of
+354 problems, forward, the input's gradient and channels_last. What counts is that the tiling they
+pick is fast: on average it is 2 % slower than the fastest one measured, 3 % with channels_last.
+(Least squares of all times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last.
+Split float32 is fitted by least squares to 547 runs, standard deviation 4.4 %; what those runs do
+not have is as in TF32. The terms add up because the stages of the pipeline share the port of shared
+memory and wait for each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, field
 
 CLOCK_MHZ = 1700.0
 """Sustained under tensor load on an H200."""
 DRAM_BYTES = 18.4
 """Bytes a cycle: 4.27 TB/s copy rate, for one of 132 multiprocessors at CLOCK_MHZ."""
 
+COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
 CYCLES = {
-    "operands": 1.06,
-    "placed": 0.007672,
-    "slices": 130.5,
-    "boxes": 70.6,
-    "starved": 52.42,
-    "turns": 673.2,
-    "stored": 0.02949,
-    "segments": 3.337,
-    "weights": 0.00878,
-    "bare_stores": 0.02232,
-    "bare_segments": 2.761,
-    "paired": 0.04343,
-    "kept": 94.55,
-    "unit": 1013.0,
+    "operands": (0.788, 0.799, 0.99, 1.05, 0.7045),
+    "placed": (0.0, 0.0, 0.0, 0.0, 0.04184),
+    "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0),
+    "slices": (335.0, 455.0, 797.0, 960.0, 618.8),
+    "boxes": (97.0, 50.6, 0.0, 0.0, 10.67),
+    "starved": (95.5, 82.7, 0.0, 0.0, 0.0),
+    "row_chunks": (88.5, 58.9, 0.0, 0.0, 88.5),
+    "row_boxes": (14.6, 30.4, 0.0, 0.0, 14.6),
+    "stepped": (0.000157, 0.0202, 0.0, 0.0, 0.0145),
+    "turns": (765.0, 369.0, 1020.0, 382.0, 717.7),
+    "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.01115),
+    "segments": (3.25, 3.35, 0.0, 0.0, 3.582),
+    "cut": (3.8, 5.4, 0.0, 0.0, 0.0),
+    "ragged": (3.78, 0.909, 0.0, 0.0, 0.0),
+    "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0),
+    "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
+    "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
+    "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
+    "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
+    "lines": (0.905, 0.839, 0.0, 0.0, 1.0),
+    "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.03013),
+    "shallow": (53.7, 82.0, 5.85, 0.932, 0.0),
+    "gathered": (1.0, 1.0, 0.544, 0.241, 1.0),
+    "unit": (1029.0, 1142.0, 6025.0, 3556.0, 2340.0),
+    "start": (22090.0, 23660.0, 26580.0, 27780.0, 4000.0),
 }
-"""For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides."""
-SPLIT_CYCLES = {
-    "operands": 0.7045,
-    "placed": 0.04184,
-    "slices": 618.8,
-    "boxes": 10.67,
-    "starved": 0.0,
-    "turns": 717.7,
-    "stored": 0.01115,
-    "segments": 3.582,
-    "weights": 0.03013,
-    "bare_stores": 0.0,
-    "bare_segments": 0.0,
-    "paired": 0.0,
-    "kept": 0.0,
-    "unit": 2340.0,
-}
-"""The same where float32 is split: 547 runs (`h200-split-tilings-2026-11-15.jsonl`), standard
-deviation 4.4 %."""
+"""For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
+"start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
+the first slice and the last store."""
+CONSTANTS = tuple({name: row[i] for name, row in CYCLES.items()} for i in range(len(COLUMNS)))
 GATHER_CYCLES = (0.058, 0.1, 1.2)
 """For each byte of a tile that the loaders copy by themselves instead of TMA: 16 bytes at a time, 4
 bytes, one element of 16 bits."""
@@ -60,10 +57,6 @@ STEPPED_GATHER = 1.5
 """So many times that where columns are taken with a step. All from what was left of backward passes
 on an H200 without the weight's gradient and the bias's, not from runs of their own: 2 to 3.5 times
 what TMA takes on kb57 and kb71, 5 to 7 in TF32, 35 to 50 in BF16 on kb77_3d, kb79_1d and kb81."""
-STEPPED_BOX = 0.0145
-"""For each byte of a tile that is every so many-th column of a TMA box, and each lane but one that
-reads from the same bank. (With kernel and stride 4 the input's gradient took 3.7 times what the
-rule without this said in TF32, 4.1 in BF16; with 2 1.4 times.)"""
 LINE_STAGED, LINE_VECTOR = 0.25, 0.65
 """Stores by lines, of more than two width phases or few channels: cycles for each accumulator, used
 or not, and for each vector written. Fitted to 60 tilings of kb75, kb81, fsrcnn, kb72_3d and
@@ -73,38 +66,22 @@ LINE_SHIFTED = 0.45
 """For each accumulator where lines begin anywhere in 16 bytes and have more than two width phases:
 kb81, expected at 0.42 and 0.33 ms with this, took 0.44 in TF32 and 0.33 in BF16. kb79_1d, which has
 two, was expected at 0.46 and 0.33 without and took 0.57 and 0.32."""
-FEEDING = {"chunk": 400.0, "box": 120.0, "byte": 0.02, "step": 300.0}
-"""What the feeding thread needs where a tile comes in several TMA boxes: to find room for all boxes
-of some channel blocks (a chunk), to start each of them, and to start a weight block. From 480
-tilings of 13 input gradients (`h200-row-boxes-2026-11-15.jsonl`): those so chosen are 2 % slower
-than the fastest on average, 13 % at worst; the standard deviation is 16 %."""
-BOX_ROW = 6.0
-"""What TMA needs at least for a row of a box: dcgan1 in BF16 with two images a tile, 10,240 rows
-of 48 bytes a unit, took 67,000 cycles where the terms above add up to 42,000."""
 PARTIAL_SECTOR = 3.0
 """L2 takes about 55 G parts of sectors a second, a third of what it takes of whole ones."""
 PACK_MICROSECONDS = 8.0
 """Packing the weights: a second launch, 6 to 15 us where the weight is not frozen."""
-START_CYCLES = 4000.0
-"""Launch, first slice and last store, which nothing hides."""
 
 
 def gathering_cycles(copy: int, step: int) -> float:
-    """For each byte of a tile, what it takes beside TMA boxes of neighbouring columns."""
-    if copy < len(GATHER_CYCLES):
-        return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
-    return STEPPED_BOX * (gcd(step, 32) - 1) if copy == len(GATHER_CYCLES) else 0.0
+    """For each byte of a tile, what it takes where TMA does not bring it."""
+    if copy >= len(GATHER_CYCLES):
+        return 0.0
+    return GATHER_CYCLES[copy] * (STEPPED_GATHER if step > 1 else 1.0)
 
 
 def line_cycles(staged: float, vectors: float, shifted: bool) -> float:
     """Of stores by lines. `shifted`: several width phases of lines that begin anywhere."""
     return staged * (LINE_SHIFTED if shifted else LINE_STAGED) + vectors * LINE_VECTOR
-
-
-def feeding_cycles(chunks: float, boxes: int, chunk_bytes: int, steps: float) -> float:
-    """Of a unit, for chunks of so many boxes and bytes each, and for its weight blocks."""
-    each = FEEDING["chunk"] + boxes * FEEDING["box"] + chunk_bytes * FEEDING["byte"]
-    return chunks * each + steps * FEEDING["step"]
 
 
 @dataclass(frozen=True)
@@ -114,93 +91,124 @@ class UnitWork:
     operands: float
     """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
     columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
-    the reads above predict better than the cycles, at one cycle each."""
+    the reads predict better than the cycles."""
     placed: float
     """Bytes of the tile, margins included, written in its own layout."""
+    brought: float
+    """Bytes that come to shared memory for it: of TMA boxes, or of the tile itself."""
     slices: float
     boxes: float
     """TMA boxes, or chunks of several, that loaders wait for and give back."""
     starved: float
     """Boxes that are loaded with only one other in the ring: too few to hide the memory's delay."""
+    row_chunks: float
+    row_boxes: float
+    """Chunks that come in several boxes, of every few rows and channels; and these boxes."""
+    stepped: float
+    """Bytes of a tile that is every so many-th column of its boxes, times the lanes but one that
+    read from the same bank."""
     turns: float
     """Turns of the consumers at the tensor cores; where float32 is split, additions to the sums."""
     stored: float
     """Bytes written."""
     segments: float
     """Pieces of output rows that are written in one go."""
-    weights: float
-    """Bytes of packed weights streamed from L2."""
+    cut: float
+    """Further pieces, since staging takes so many columns at a time, whatever rows they are of."""
+    ragged: float
+    """Segments that begin or end within a sector of 32 bytes."""
+    vectors: float
+    """Elements, pairs or whole 16 bytes, whatever a lane writes at a time."""
+    pieces: float
+    """channels_last: 16 channels of a pixel."""
     bare_stores: float
     """Bytes written while no other consumer multiplies: the consumers take no turns."""
     bare_segments: float
     """The same, pieces of output rows."""
     paired: float
     """Bytes written by both consumers together, who meet for it."""
-    kept: float
-    """Slices that are multiplied with weights that stay in shared memory."""
+    lines: float
+    """Stores by lines, which `stored` and `segments` leave out: cycles by `line_cycles`."""
+    weights: float
+    """Bytes of packed weights streamed from L2."""
+    shallow: float
+    """Weight blocks that come through a ring of few stages."""
     gathered: float = 0.0
-    """Cycles to fill the tile where TMA does not do it, or brings more columns than are used."""
-    lines: float = 0.0
-    """Cycles of stores by lines, which `stored` and `segments` leave out."""
-    fed: float = 0.0
-    """Cycles of the feeding thread, or of TMA, beside everything else."""
-    split: bool = False
-    """float32 that must not be rounded."""
-
-    @property
-    def constants(self) -> dict[str, float]:
-        return SPLIT_CYCLES if self.split else CYCLES
+    """Filling the tile where TMA does not do it: cycles by `gathering_cycles`."""
+    constants: dict[str, float] = field(default_factory=lambda: CONSTANTS[0], repr=False)
 
     @property
     def terms(self) -> dict[str, float]:
         """Cycles by stage, in words that `explain` prints."""
-        constants = self.constants
-        cost = {name: each * getattr(self, name, 0.0) for name, each in constants.items()}
-        return {
-            "the tensor cores": cost["operands"],
-            "filling the tile": cost["placed"]
-            + cost["slices"]
-            + cost["boxes"]
-            + cost["starved"]
-            + self.gathered,
-            "additions to the sums" if self.split else "turns of the consumers": cost["turns"],
-            "the stores": cost["stored"]
-            + cost["segments"]
-            + cost["bare_stores"]
-            + cost["bare_segments"]
-            + cost["paired"]
-            + self.lines,
-            "the weights": cost["weights"] + cost["kept"],
+        cost = {name: each * getattr(self, name, 0.0) for name, each in self.constants.items()}
+        split = self.constants is CONSTANTS[-1]
+        parts = {
+            "the tensor cores": ("operands",),
+            "filling the tile": FILLING,
+            "additions to the sums" if split else "turns of the consumers": ("turns",),
+            "the stores": STORING,
+            "the weights": ("weights", "shallow"),
         }
+        return {words: sum(cost[name] for name in names) for words, names in parts.items()}
 
     @property
     def cycles(self) -> float:
-        """The sum, or the boxes. No dictionary: a plan asks it thousands of times."""
+        """The sum. No dictionary: a plan asks it thousands of times."""
         each = self.constants
-        total = (
+        return (
             each["operands"] * self.operands
             + each["placed"] * self.placed
+            + each["brought"] * self.brought
             + each["slices"] * self.slices
             + each["boxes"] * self.boxes
             + each["starved"] * self.starved
+            + each["row_chunks"] * self.row_chunks
+            + each["row_boxes"] * self.row_boxes
+            + each["stepped"] * self.stepped
             + each["turns"] * self.turns
             + each["stored"] * self.stored
             + each["segments"] * self.segments
-            + each["weights"] * self.weights
+            + each["cut"] * self.cut
+            + each["ragged"] * self.ragged
+            + each["vectors"] * self.vectors
+            + each["pieces"] * self.pieces
             + each["bare_stores"] * self.bare_stores
             + each["bare_segments"] * self.bare_segments
             + each["paired"] * self.paired
-            + each["kept"] * self.kept
+            + each["lines"] * self.lines
+            + each["weights"] * self.weights
+            + each["shallow"] * self.shallow
+            + each["gathered"] * self.gathered
             + each["unit"]
-            + self.gathered
-            + self.lines
         )
-        return max(total, self.fed)
 
     @property
     def most(self) -> str:
         """The stage that takes most."""
         terms = self.terms
-        if self.fed > sum(terms.values()):
-            return "starting the boxes"
         return max(terms, key=lambda name: terms[name])
+
+
+FILLING = (
+    "placed",
+    "brought",
+    "slices",
+    "boxes",
+    "starved",
+    "row_chunks",
+    "row_boxes",
+    "stepped",
+    "gathered",
+)
+STORING = (
+    "stored",
+    "segments",
+    "cut",
+    "ragged",
+    "vectors",
+    "pieces",
+    "bare_stores",
+    "bare_segments",
+    "paired",
+    "lines",
+)

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
+from functools import cache
 from math import gcd, prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .problem import Hardware
 from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings, up
 from .sm90_cost import (
-    BOX_ROW,
     CLOCK_MHZ,
+    CONSTANTS,
     DRAM_BYTES,
     PACK_MICROSECONDS,
     PARTIAL_SECTOR,
-    START_CYCLES,
     UnitWork,
-    feeding_cycles,
     gathering_cycles,
     line_cycles,
 )
 from .sm90_load import MAX_JOBS, SPLIT_PARTS, Load, sum_slices
-from .sm90_task import Shape, Taps, Task, Triple
+from .sm90_task import WARP_ROWS, Shape, Taps, Task, Triple
 from .sm90_weights import STAGE_BYTES, WeightRings, turn_slices, weight_rings
 
 if TYPE_CHECKING:
@@ -60,6 +58,13 @@ FULL_TILE = 256
 """N times row blocks of the tiles with most sums a thread, 128."""
 MAX_PIXELS = 768
 """A loader thread lists at most 8 items of 4 pixels; 24 threads go side by side."""
+
+STAGED_BYTES = 256
+"""Of a row, that a warp regroups at a time; of two width phases half as many columns."""
+SECTOR = 32
+"""Bytes that L2 and memory write at least."""
+SHORT_RING = 4
+"""Stages: two are being read, and two more hardly hide L2's delay."""
 
 BLOCK_PHASE = 1
 """Pixels of a channel block, modulo 8: a pixel's blocks then fall into different banks."""
@@ -221,16 +226,23 @@ def tilings(
             for slice_blocks in reversed(depths):
                 if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
                     continue  # the loaders by themselves take four at a time
-                rings = list(raw_rings(shape, area, slice_blocks))
-                for alternate, ring in product(orders, rings):
+                for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
                         loads[key] = Load.of(job_list, alternate, slice_blocks, split)
-                    if loads[key].fits:
-                        form = (n, *key)
+                    load = loads[key]
+                    if not load.fits:
+                        continue
+                    reads = load.pairs / max(load.visits, 1) * operand_reads(n, split)
+                    for ring in raw_rings(shape, area, slice_blocks, reads):
                         yield from pipelines(
-                            shape, loads[key], job_list[0], form, area, ring, hardware
+                            shape, load, job_list[0], (n, *key), area, ring, hardware
                         )
+
+
+def operand_reads(n: int, split: bool) -> float:
+    """Of shared memory, 128 bytes each, by one WGMMA. Split: by one of each consumer."""
+    return (2 if split else 1) * BLOCK_ROWS / 4 + n / 4
 
 
 def addressable(task: Task, area: Area) -> bool:
@@ -277,7 +289,7 @@ def pipelines(
     slot = parts * slice_blocks * block_pitch(area) * 16
     room = hardware.shared_memory - FIXED_BYTES - load.table_bytes - ring[1]
     tiles = tile_counts(shape, area)
-    known: dict[tuple[int, int, bool], tuple[UnitWork, float]] = {}
+    known: dict[tuple[int, int, bool, bool], tuple[UnitWork, float]] = {}
     own = False  # rings of their own for the consumers: the longest that fit, they cost the same
     groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
     for weights in weight_rings(shape.task.split, form[2], groups, *steps):
@@ -289,7 +301,7 @@ def pipelines(
         own = weights.rings == 2
         whole = form[2] or weights.rings == 2
         turn = turn_slices(whole, load.most_visits * slices, slots)
-        key = turn, weights.rings, weights.resident
+        key = turn, weights.rings, weights.resident, weights.stages <= SHORT_RING
         if key not in known:
             depth = (slices, *key, ring[0])
             known[key] = timed(shape, load, job, form, area, depth, tiles, hardware)
@@ -329,28 +341,54 @@ def shiftable(shape: Shape, area: Area, sums: int) -> bool:
     return shape.shifts and area.one_row and (shape.task.split or sums < FULL_TILE)
 
 
+class Stores(NamedTuple):
+    """What a unit writes; see `UnitWork` for each of these."""
+
+    stored: float
+    segments: float = 0.0
+    cut: float = 0.0
+    ragged: float = 0.0
+    vectors: float = 0.0
+    pieces: float = 0.0
+    lines: float = 0.0
+
+
 def store_work(
     shape: Shape, job: Job, form: tuple[int, int, bool, int], area: Area, units: int
-) -> tuple[float, float, float]:
-    """Bytes and pieces of rows that a unit stores, or cycles where it does so by lines."""
+) -> Stores:
     task, (n, blocks, alternate, _) = shape.task, form
     outputs = task.outputs * (1 - task.filled) / units
     stored = outputs * task.element_bytes
     if task.channels_last:
-        return stored, 0.0, 0.0
+        return Stores(stored, vectors=stored / 16, pieces=outputs / WARP_ROWS)
     if job.lines:
         # Width phases without taps are vectors like the others.
         staged = n * blocks * BLOCK_ROWS * (1 if alternate else 2)
         shifted = shiftable(shape, area, n * blocks)
         vectors = outputs / (shape.whole if shifted else area.vector)
         several = shape.columns.out_step > 2
-        return 0.0, 0.0, line_cycles(staged, vectors, shifted and several)
+        return Stores(0.0, lines=line_cycles(staged, vectors, shifted and several))
     span = shape.columns.out_step if job.together or job.paired else 1
     segments = outputs / (area.width * span)
+    edges = area.width * span * task.element_bytes, task.out_size[2] * task.element_bytes
+    ragged = segments if any(edge % SECTOR for edge in edges) else 0.0
     if span < shape.columns.out_step:
         # A part of every sector.
-        stored *= PARTIAL_SECTOR * min(shape.columns.out_step, 32 // task.element_bytes)
-    return stored, segments, 0.0
+        stored *= PARTIAL_SECTOR * min(shape.columns.out_step, SECTOR // task.element_bytes)
+    columns = STAGED_BYTES // task.element_bytes // (1 if span == 1 else 2)
+    rows = area.images, area.rows, area.height
+    cut = segments * (row_pieces(rows, area.pitch, area.width, columns) - 1)
+    return Stores(stored, segments, cut, ragged, stored / (area.vector * task.element_bytes))
+
+
+@cache
+def row_pieces(rows: tuple[int, int, int], pitch: int, width: int, columns: int) -> float:
+    """Pieces of a row of the tile, on average, where `columns` of it are staged at a time. Images,
+    rows of each in the tile, and those that are stored."""
+    images, apart, height = rows
+    begins = [(o * apart + y) * pitch for o in range(images) for y in range(height)]
+    pieces = [(begin + width - 1) // columns - begin // columns + 1 for begin in begins]
+    return sum(pieces) / len(pieces)
 
 
 def unit_work(
@@ -359,52 +397,53 @@ def unit_work(
     job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, bool, Box],
+    depth: tuple[int, int, int, bool, bool, Box],
     units: int,
 ) -> UnitWork:
     """What the stages of the pipeline have to do for one unit of work. A plane costs what slices
     of one plane do: it is loaded and multiplied by itself. `depth`: slices of a plane and of a
-    turn, rings of weights, whether those stay, the boxes."""
+    turn, rings of weights, whether those stay and whether they are short, the boxes."""
     task = shape.task
     n, _, alternate, slice_blocks = form
-    slices, per_turn, rings, resident, box = depth
+    slices, per_turn, rings, resident, short, box = depth
     share = slices / load.groups
     unit_slices = load.visits * share
-    stored, segments, lines = store_work(shape, job, form, area, units)
-    shares = 2 if task.split else 1  # of the columns of a tile
+    stores = store_work(shape, job, form, area, units)
     turns = 1 if alternate else 2 * -(-unit_slices // per_turn)
     if rings == 2:
         turns = 0
     if task.split:
         turns = load.additions * share + form[1] * unit_slices / sum_slices(load)
     chunks = unit_slices * slice_blocks / box.raw_blocks if box.raw_blocks else 0.0
-    fed_steps = 0.0 if resident or rings == 2 else load.steps * share
+    steps = load.steps * share
     placed = area.pixels * slice_blocks * unit_slices * 16
-    fed = 0.0
-    if area.copy == COPY_ROWS:
-        fed = feeding_cycles(chunks, box.boxes, box.raw_bytes, fed_steps)
-    elif area.copy == COPY_BOXES:
-        channels = chunks * box.raw_blocks * 16 / task.element_bytes
-        fed = channels * box.raw_rows * area.images * BOX_ROW
+    rows = chunks if area.copy == COPY_ROWS else 0.0
     return UnitWork(
-        operands=load.pairs * share * (shares * BLOCK_ROWS / 4 + n / 4),
+        operands=load.pairs * share * operand_reads(n, task.split),
         placed=placed,
+        brought=chunks * box.raw_bytes if chunks else placed,
         slices=unit_slices,
         boxes=chunks,
         starved=chunks if box.raw_chunks == 2 else 0.0,
+        row_chunks=rows,
+        row_boxes=rows * box.boxes,
+        stepped=placed * (gcd(shape.steps[2], 32) - 1) if area.copy == COPY_BOXES else 0.0,
         turns=turns,
-        stored=stored,
-        segments=segments,
-        weights=0.0 if resident else load.steps * share * STAGE_BYTES,
-        bare_stores=stored if rings == 2 else 0.0,
-        bare_segments=segments if rings == 2 else 0.0,
-        paired=stored if job.paired else 0.0,
-        kept=unit_slices if resident else 0.0,
+        **stores._asdict(),
+        bare_stores=stores.stored if rings == 2 else 0.0,
+        bare_segments=stores.segments if rings == 2 else 0.0,
+        paired=stores.stored if job.paired else 0.0,
+        weights=0.0 if resident else steps * STAGE_BYTES,
+        shallow=steps if short and not resident else 0.0,
         gathered=placed * gathering_cycles(area.copy, shape.steps[2]),
-        lines=lines,
-        fed=fed,
-        split=task.split,
+        constants=constants_of(task),
     )
+
+
+def constants_of(task: Task) -> dict[str, float]:
+    if task.split:
+        return CONSTANTS[-1]
+    return CONSTANTS[(task.element_bytes == 2) + 2 * task.channels_last]
 
 
 def timed(
@@ -413,7 +452,7 @@ def timed(
     job: Job,
     form: tuple[int, int, bool, int],
     area: Area,
-    depth: tuple[int, int, int, bool, Box],
+    depth: tuple[int, int, int, bool, bool, Box],
     tiles: tuple[int, int, int, int],
     hardware: Hardware,
 ) -> tuple[UnitWork, float]:
@@ -429,4 +468,4 @@ def timed(
     if shape.task.fill_first:
         filled = shape.task.outputs * shape.task.element_bytes
     fill = filled / DRAM_BYTES / hardware.multiprocessors
-    return work, max(work.cycles, memory) * waves + fill + START_CYCLES
+    return work, max(work.cycles, memory) * waves + fill + work.constants["start"]
