@@ -281,7 +281,7 @@ def test_a_forced_plan_takes_the_kernel_and_a_free_one_weighs_it_against_pytorch
         (1024, 128, 16, (8, 2)),  # 16 slices
         (1024, 128, 8, (8, 2)),
         (128, 128, 16, (4, 4)),  # 2 slices
-        (1024, 132, 16, (2, 7)),  # a block of more than 2 KB
+        (1024, 132, 16, (4, 3)),  # a block of more than 2 KB
         (1024, 64, 16, (8, 4)),  # 8 blocks are as many as there may be
     ],
 )
@@ -291,12 +291,18 @@ def test_small_tiles_of_many_slices_come_in_large_boxes(
     problem = Problem.of(1, channels, 64, (1, 4096), (1, 2), (1, 2), tf32=True)
     shape = next(iter(sm90.shapes(forward_task(problem))))
     area = sm90_area.Area(1, 1, pixels, pixels, 1, pixels, 4, sm90_area.COPY_BOXES, 1)
-    ((box, total),) = sm90_area.raw_rings(shape, area, slice_blocks, reads=1e9)
+    bytes_read = slice_blocks * pixels * 16
+    rings = [
+        list(sm90_area.raw_rings(shape, area, slice_blocks, times * bytes_read / 128))
+        for times in (2.0, 10.0, 20.0)
+    ]
+    ((box, total),) = rings[1]
     assert (box.raw_blocks, box.raw_chunks) == wanted
     assert total == box.raw_bytes * box.raw_chunks <= sm90_area.BOX_RINGS[0][1]
-    rarely = list(sm90_area.raw_rings(shape, area, slice_blocks, reads=0))
-    assert rarely[-1] == (box, total)
-    assert rarely[0][0].raw_bytes >= box.raw_bytes
+    # What is read more often comes in smaller boxes, what is read rarely in larger ones.
+    assert rings[2][0][0].raw_bytes <= sm90_area.BOX_RINGS[0][0]
+    assert rings[0][0][0].raw_bytes >= box.raw_bytes
+    assert rings[0][-1] == (box, total)
 
 
 def test_planner_and_header_agree_on_fields_and_limits() -> None:

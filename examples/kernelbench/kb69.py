@@ -1058,11 +1058,12 @@ def _planner():
     """Bytes of boxes up to which they take several channel blocks, since each costs barriers and one of
     the feeder's copies, and of all in the raw ring, which must be under way to keep the memory busy.
     The second where a tile has several boxes: fewer and larger ones."""
-    BOX_BEST, BOX_SLICES = 16 * 1024, 4
+    BOX_BEST, BOX_SLICES, MUCH_READ = 16 * 1024, 4, 15.0
 
-    """Where at least so many slices follow each other and 8 blocks fit this size, boxes are as large:
-    unet_up1 0.289 -> 0.278 ms, mask_head 0.453 -> 0.404. Larger blocks want more boxes on their way
-    instead: kb57 2.04 -> 2.31."""
+    """Where at least so many slices follow each other, boxes are as large as this, and two of them are
+    enough: 2 % faster than 8 KB in 90 pairs of tilings, unet_up1 and hifigan1_1d 3 to 4 %. Not where
+    what they bring is read more often than the last says (kb69: 1 % slower), and with fewer slices more
+    boxes are to be on their way: kb57 2.04 -> 2.31 ms."""
     LARGE_RINGS = ((32 * 1024, 96 * 1024), (32 * 1024, 64 * 1024))
     RARELY_READ, OFTEN_READ = (4.0, 6.0), (6.0, 9.0)
 
@@ -1070,7 +1071,7 @@ def _planner():
     several), filling the tile limits, and boxes are to be as large as may be: they are 4 to 30 % faster
     than boxes of 8 KB in 180 pairs of tilings, nnunet_3d's input gradient 0.37 -> 0.27 ms, unet_up4's
     0.64 -> 0.51, kb77_3d's in BF16 0.22 -> 0.15. Where it is read more often than the second says, the
-    small ones are 2 % faster."""
+    small ones are 2 % faster. Not tried with split float32."""
     BOX_MOST = 256
     """Elements of a box along one dimension."""
     BOX_STEP_MOST = 8
@@ -1352,13 +1353,12 @@ def _planner():
         block = columns * box_rows * area.images * 16 // classes  # of one box
         rings = list(reversed(BOX_RINGS[: 2 if count > 1 else 1]))
         total = shape.task.in_channels * shape.task.element_bytes // 16
-        if count == 1 and total >= BOX_SLICES * slice_blocks and 8 * block <= BOX_BEST:
-            rings = [(BOX_BEST, BOX_RINGS[0][1])]
         times = 128 * reads / (slice_blocks * block * count)
-        if times < RARELY_READ[count > 1]:
-            rings = [*LARGE_RINGS, BOX_RINGS[1], *rings]
-        elif times < OFTEN_READ[count > 1]:
-            rings = [BOX_RINGS[1], *rings]
+        if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
+            rings = [(BOX_BEST, BOX_RINGS[0][1])]
+        if times < OFTEN_READ[count > 1] and not shape.task.split:
+            large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
+            rings = [*large, BOX_RINGS[1], *rings]
         known = set()
         for good, ring in rings:  # the first of equals
             even = [b for b in (2, 4, 8) if slice_blocks % b == 0]

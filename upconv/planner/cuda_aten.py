@@ -65,7 +65,7 @@ DOUBLE_TERAFLOPS = 5.0
 
 GRADIENT = {
     "grad_input": {"float32": (1.9, 1.2), "small": (1.4, 1.1)},
-    "grad_weight": {"float32": (2.4, 1.6), "small": (1.9, 1.7)},
+    "grad_weight": {"float32": (2.05, 1.6), "small": (1.9, 1.7)},
 }
 """How many times the arithmetic the gradients take on the contiguous layout, by dtype: where taps
 of neighbouring outputs overlap (grad_input: at stride 1), and elsewhere. Below what was
