@@ -356,6 +356,15 @@ def test_a_layer_that_pytorch_computes_faster_is_said_so(
     assert "PyTorch's own operator is expected" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("capability", ["9.0", "8.0"])
+@pytest.mark.parametrize("case", ["fcn_bilinear", "kb75", "kb72_3d"])
+def test_every_dtype_can_be_exported(case: str, capability: str, tmp_path: Path) -> None:
+    """Depthwise, grouped and few channels: whatever kernel serves, the file keeps the rules."""
+    for dtype in ("float32", "bfloat16", "float16", "float64"):
+        options = ["--capability", capability, "--dtype", dtype, "-o", str(tmp_path / dtype)]
+        assert cli.main(["export", case, *options]) == 0, dtype
+
+
 @pytest.mark.parametrize(
     ("more", "dtype", "kernel"),
     [
