@@ -2,11 +2,11 @@
 
     python benchmarks/fit_sm90.py
 
-A line of TILINGS is one problem: layer (batch, channels, size, kernel, stride, padding, output
-padding, groups, dilation), dtype, direction, channels_last, and rows, one for each tiling: ms, how
-many units a multiprocessor did, the cycles that the memory needs for a unit and for what is filled
-besides, and the work of a unit (`names`, fields of `UnitWork`). `tilings` tells which tilings they
-were, by what `identity` names.
+A line of TILINGS, as `benchmarks/measure_sm90.py` writes them, is one problem: layer (batch,
+channels, size, kernel, stride, padding, output padding, groups, dilation), dtype, direction,
+channels_last, and rows, one for each tiling: ms, how many units a multiprocessor did, the cycles
+that the memory needs for a unit and for what is filled besides, and the work of a unit (`names`,
+fields of `UnitWork`). `tilings` tells which tilings they were, by what `identity` names.
 
 What the planner needs is not the time but the fastest tiling. So the constants are those with which
 the tiling picked, softly (each counts by a power of its expected time), is fastest on average, and

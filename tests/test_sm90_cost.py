@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,30 @@ from typing import Any
 import pytest
 
 from upconv.planner import H200, Problem, sm90, sm90_cost
-from upconv.planner.sm90_task import forward_task, input_gradient_task, shapes
+from upconv.planner.sm90_task import shapes
 from upconv.planner.sm90_tiling import tilings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def fit() -> Any:
+    return script("fit_sm90")
+
+
+@pytest.fixture(scope="module")
+def measure() -> Any:
+    return script("measure_sm90")
 
 
 def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
@@ -21,18 +43,6 @@ def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
         stages = len(sm90_cost.UnitWork.__dataclass_fields__) - 1
         work = sm90_cost.UnitWork(*range(1, 1 + stages), constants=constants)
         assert work.cycles == pytest.approx(sum(work.terms.values()) + constants["unit"])
-
-
-@pytest.fixture(scope="module")
-def fit() -> Any:
-    """benchmarks/fit_sm90.py."""
-    spec = importlib.util.spec_from_file_location("fit_sm90", ROOT / "benchmarks" / "fit_sm90.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(("column", "slower"), list(enumerate([1.02, 1.02, 1.04, 1.04])))
@@ -51,45 +61,46 @@ def test_the_rule_of_split_operands_is_what_the_measurements_give(fit: Any) -> N
     assert spread < 0.1
 
 
-def test_the_measured_work_is_what_the_planner_counts(fit: Any) -> None:
-    for row in fit.problems_of()[3::60]:
-        batch, cin, cout, size, kernel, stride, padding, out_padding, groups, dilation = row[
-            "layer"
-        ]
+def test_the_measured_work_is_what_the_planner_counts(fit: Any, measure: Any) -> None:
+    for line in fit.problems_of()[3::60]:
+        *sizes, groups, dilation = line["layer"]
         problem = Problem.of(
-            *(
-                batch,
-                cin,
-                cout,
-                tuple(size),
-                kernel,
-                stride,
-                padding,
-                out_padding,
-                dilation,
-                groups,
-            ),
-            dtype=row["dtype"],
+            *sizes,
+            dilation,
+            groups,
             tf32=True,
-            direction=row["direction"],
-            channels_last=row["channels_last"],
+            **{name: line[name] for name in ("dtype", "direction", "channels_last")},
         )
-        measured = dict(zip(map(tuple, row["tilings"]), row["rows"], strict=True))
+        measured = dict(zip(map(tuple, line["tilings"]), line["rows"], strict=True))
         found = 0
-        task_of = {"forward": forward_task, "grad_input": input_gradient_task}[row["direction"]]
-        for number, shape in enumerate(shapes(task_of(problem))):
+        for number, shape in enumerate(shapes(measure.task_of(problem))):
             by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in sm90.BLOCKS}
             for tiling in tilings(shape, by_blocks, H200):
-                area, weights, box = tiling.area, tiling.weights, tiling.box
-                identity = (
-                    *(number, tiling.n, tiling.blocks, int(tiling.alternate), weights.rings),
-                    *(weights.stages, int(weights.resident), area.copy, area.images, area.height),
-                    *(area.width, tiling.slice_blocks, tiling.slots, box.raw_blocks),
-                    *(box.raw_chunks, tiling.turn_slices),
-                )
+                identity = measure.identity_of(number, tiling)
                 if identity in measured:
                     found += 1
-                    work = [getattr(tiling.work, name) for name in row["names"]]
-                    assert work == pytest.approx(measured[identity][4:], rel=1e-4), identity
+                    row = measure.row_of(problem, tiling, H200, measured[identity][0])
+                    assert row == pytest.approx(measured[identity], rel=1e-4), identity
         # Others have slices of a turn, or boxes, that are not planned any more.
         assert found > len(measured) / 4
+
+
+def test_what_is_measured_is_what_the_fit_reads(fit: Any, measure: Any, tmp_path: Path) -> None:
+    """Were all times as expected, what is picked would be the fastest."""
+    path = tmp_path / "tilings.jsonl.gz"
+    problems = [
+        problem
+        for problem in (*measure.problems(["kb71"]), *measure.problems(["kb64_1d"]))
+        if problem.dtype == "bfloat16" and not problem.channels_last
+    ]
+    assert len(problems) == 4
+    with gzip.open(path, "wt") as file:
+        for problem in problems:
+            choices = measure.chosen(problem, H200)
+            assert 10 < len({choice.identity for choice in choices}) == len(choices)
+            times = [choice.tiling.cycles / 1e3 / sm90_cost.CLOCK_MHZ for choice in choices]
+            file.write(json.dumps(measure.line_of(problem, choices, times, H200)) + "\n")
+    names, runs = fit.read(1, path)
+    ours = fit.known(names, 1)
+    assert runs.expected(ours).tolist() == pytest.approx(runs.cycles.tolist(), rel=1e-3)
+    assert float(runs.picked(ours).max()) == pytest.approx(0, abs=1e-3)
