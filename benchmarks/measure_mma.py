@@ -53,6 +53,7 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
     blocks = tiling.work.groups * tiling.layout.chunks * len(tiling.layout.kinds)
     for count in tiling.tiles:
         blocks *= count
+    share = -(-blocks // hardware.multiprocessors)
     return {
         "tile": tiling.box.size,
         "warps": [tiling.warps_m, tiling.layout.warps_n],
@@ -60,7 +61,7 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
         "chunk": tiling.layout.chunk,
         "slice_blocks": tiling.slice_blocks,
         "stage_bytes": tiling.stage_bytes,
-        "resident_warps": max(min(room, MAX_WARPS // warps), 1) * warps,
+        "resident_warps": min(max(min(room, MAX_WARPS // warps), 1), share) * warps,
         "blocks": blocks,
         "work": {name: round(value, 3) for name, value in vars(tiling.block).items()},
     }

@@ -456,6 +456,7 @@ def timed(
     sizes = [lattice.size for lattice in work.lattices]
     traffic = work.in_channels * prod(work.in_size) + work.out_channels * prod(sizes)
     traffic *= work.batch * work.groups * work.element_bytes
-    shape = (warps, max(resident, 1))
-    cycles = problem_cycles(tiling.block, blocks, shape, traffic, hardware)
+    # Of few blocks a multiprocessor has no more than its share.
+    there = min(max(resident, 1), -(-blocks // hardware.multiprocessors))
+    cycles = problem_cycles(tiling.block, blocks, (warps, there), traffic, hardware)
     return replace(tiling, cycles=cycles)

@@ -72,9 +72,8 @@ def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
 
 MARGIN = {"cpu": 1.05, "cuda": 1.0}
 """A kernel of our own must promise at least this gain. On a GPU the estimate of PyTorch's time is
-the margin: it is rather below what is measured. With 1.15 PyTorch kept calls in which ours was up
-to 17 times as fast: 13 % over 354 problems on average, now 8 %; ours is slower than PyTorch's by
-more than 2 % in six of them."""
+the margin: it is rather below what is measured. Of 354 measured problems PyTorch keeps 33 in which
+ours is more than 5 % faster, with 1.15 it kept 55; ours is chosen in one in which it is slower."""
 
 
 @dataclass(frozen=True)
