@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from upconv.cases import CASES
+from upconv.cases import CASES, select
 from upconv.planner import H200
 from upconv.planner.sm90 import jobs
 from upconv.planner.sm90_area import Area, Box, up
@@ -48,8 +48,8 @@ NEAR = 1.4
 """Times of tilings that take longer than so many times the fastest are not fitted."""
 LONG, SHORT_WEIGHT = 0.05, 0.3
 """Milliseconds below which a problem counts less: there the measurement is no better than 5 %."""
-FIRST, FIRST_WEIGHT = (1024 * 1024, 512 * 512, 128 * 256), 3.0
-"""Pixels of the images of the layers that this project began from, which count more."""
+FIRST, FIRST_WEIGHT = ("kb57", "kb65", "kb69"), 3.0
+"""The cases that this project began from, which count more."""
 STEPS, RATE, POWER, TIMES_WEIGHT = 2500, 0.03, 40.0, 0.7
 
 
@@ -103,7 +103,8 @@ def read(column: int, path: Path = TILINGS) -> tuple[list[str], Runs]:
     fastest = np.full(len(problems), np.inf)
     np.minimum.at(fastest, number, milliseconds)
     weight = np.where(fastest < LONG, SHORT_WEIGHT, 1.0)
-    weight *= [FIRST_WEIGHT if prod(p["layer"][3]) in FIRST else 1.0 for p in problems]
+    first = [[c.batch, c.in_channels, c.out_channels, [*c.in_size]] for c in select(FIRST)]
+    weight *= [FIRST_WEIGHT if p["layer"][:4] in first else 1.0 for p in problems]
     used = [name for name in names if CYCLES[name][column] and rows[:, 4 + names.index(name)].any()]
     work = np.stack([rows[:, 4 + names.index(name)] for name in used] + [np.ones(len(rows))], 1)
     runs = Runs(

@@ -4,8 +4,8 @@
 
 Without cases: all of them, and layers of known networks. Forward, the input's gradient and the
 forward pass on channels_last, in TF32 and BF16; for each the tilings that the planner expects most
-of, 60 at most, in two rounds of different order. Every result is compared with PyTorch's. About 5
-ms a tiling. Large layers in TF32 run into the power limit on the way: their times are up to 13 %
+of, 60 at most, in two rounds of different order. Every result is compared with PyTorch's. It takes
+some minutes. Large layers in TF32 run into the power limit on the way: their times are up to 13 %
 above those of a cool GPU.
 """
 
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ from upconv.planner import Hardware, Problem, sm90
 from upconv.planner.sm90_cost import CYCLES, DRAM_BYTES
 from upconv.planner.sm90_task import Task, forward_task, input_gradient_task, shapes
 from upconv.planner.sm90_tiling import Tiling, tilings
+from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation
 LAYERS: list[tuple[Any, ...]] = [
@@ -147,20 +149,6 @@ def row_of(problem: Problem, tiling: Tiling, hardware: Hardware, ms: float) -> l
     return [float(f"{value:.6g}") for value in (ms, -(-units // blocks), memory, fill, *work)]
 
 
-def milliseconds(call: Callable[[], object], flushed: torch.Tensor, repeat: int = 4) -> float:
-    events = []
-    for _ in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flushed.zero_()
-        begin.record()
-        call()
-        end.record()
-        events.append((begin, end))
-    torch.cuda.synchronize()
-    times = sorted(begin.elapsed_time(end) for begin, end in events)
-    return (times[(repeat - 1) // 2] + times[repeat // 2]) / 2
-
-
 def calls(problem: Problem) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
     """Ours and PyTorch's, on drawn tensors."""
     ndim, number = problem.ndim, getattr(torch, problem.dtype)
@@ -187,7 +175,7 @@ def calls(problem: Problem) -> tuple[Callable[[], torch.Tensor], Callable[[], to
     )
 
 
-def measure(problem: Problem, hardware: Hardware, flushed: torch.Tensor) -> dict[str, Any] | None:
+def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, Any] | None:
     choices = chosen(problem, hardware) if sm90.legality(problem, hardware) is None else []
     if not choices:
         return None
@@ -201,9 +189,9 @@ def measure(problem: Problem, hardware: Hardware, flushed: torch.Tensor) -> dict
             plans.clear()
             error = float((ours().float() - expected).norm() / expected.norm())
             assert error <= LIMIT[problem.dtype], (problem, choice.identity, error)
-            times[choice.identity].append(milliseconds(ours, flushed))
-    milliseconds_of = [sum(times[choice.identity]) / 2 for choice in choices]
-    return line_of(problem, choices, milliseconds_of, hardware)
+            times[choice.identity] += [clock.milliseconds(lambda: (ours(),)) for _ in range(4)]
+    medians = [median(times[choice.identity]) for choice in choices]
+    return line_of(problem, choices, medians, hardware)
 
 
 def line_of(
@@ -243,10 +231,10 @@ def problems(names: Sequence[str]) -> list[Problem]:
 if __name__ == "__main__":
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
     machine = plans.cuda_hardware(0)
-    memory = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    gpu_clock = GpuClock()
     with gzip.open(sys.argv[1], "wt") as file, torch.no_grad():
         for each_problem in problems(sys.argv[2:]):
-            line = measure(each_problem, machine, memory)
+            line = measure(each_problem, machine, gpu_clock)
             if line is not None:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")
                 fastest = min(row[0] for row in line["rows"])
