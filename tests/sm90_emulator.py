@@ -306,6 +306,8 @@ def check_raw_ring(plan: Plan) -> None:
     assert of_one <= plan.raw_stride
     assert (plan.raw_stride % 128, boxes * plan.raw_stride) == (0, plan.raw_bytes)
     assert plan.raw_chunks >= 2
+    image = plan.rows * plan.pitch
+    assert plan.elements == 4 or plan.tile_o == 1 or image % 2 == 0, "a pair is of one image"
 
 
 def tile_box(

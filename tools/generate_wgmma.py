@@ -28,6 +28,7 @@ HEADER = """\
 //
 // Wgmma<Operand, N>::run(d, a, b): d[64 x N] += A[64 x K] * B[N x K]^T, both operands described by
 // shared-memory descriptors, K-major, fp32 accumulators. K is 8 for TF32 and 16 for 16-bit types.
+// Split operands start many sums: where `adds` is false, d is overwritten, whatever it holds.
 #pragma once
 
 #include <cstdint>
@@ -86,17 +87,24 @@ def wrapper(struct: str, kind: str, depth: int, width: int) -> str:
     count = width // 2
     registers, outputs = accumulators(width)
     transpose = "" if kind == "tf32" else ", 0, 0"
+    argument = begin = end = value = ""
+    adds = "1"
+    if struct == SPLIT:
+        argument, value, adds = ", bool adds", ', "r"(static_cast<int>(adds))', "adds"
+        begin = f'        "{{ .reg .pred adds; setp.ne.b32 adds, %{count + 2}, 0; "\n'
+        end = " }"
     return f"""
 template <>
 struct Wgmma<{struct}, {width}> {{
-  static __device__ __forceinline__ void run(float (&d)[{count}], uint64_t a, uint64_t b) {{
+  static __device__ __forceinline__ void run(
+      float (&d)[{count}], uint64_t a, uint64_t b{argument}) {{
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kind}.{kind} {{"
+{begin}        "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kind}.{kind} {{"
 {lines(registers, "        ", '"')}
-        "}}, %{count}, %{count + 1}, 1, 1, 1{transpose};"
+        "}}, %{count}, %{count + 1}, {adds}, 1, 1{transpose};{end}"
         :
 {lines(outputs, "        ")}
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b){value});
   }}
 }};
 """

@@ -190,8 +190,9 @@ struct Product {
 template <typename Operand, int N>
 struct Wgmma : Product<Operand, N> {
   using Base = Product<Operand, N>;
-  static void run(float (&d)[N / 2], uint64_t a, uint64_t b) {
+  static void run(float (&d)[N / 2], uint64_t a, uint64_t b, bool adds = true) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    if (!adds) std::fill(d, d + N / 2, 0.f);
     float left[2][2 * Base::kBlock];
     for (int half = 0; half < 2; ++half)
       for (int k = 0; k < 2 * Base::kBlock; ++k)

@@ -266,6 +266,7 @@ def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
         pixels = up(height * pitch, ITEM_PIXELS)
         yield Area(1, height, width, pitch, height, pixels, vector, COPY_ROWS, 1, flat=True)
     rows = max(in_h, count_y)
+    rows += rows * pitch % (4 // element)  # a loader's two pixels of 16 bits are of one image
     images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
     if images > 1:
         pixels = up(images * rows * pitch, ITEM_PIXELS)

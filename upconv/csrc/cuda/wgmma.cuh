@@ -2,6 +2,7 @@
 //
 // Wgmma<Operand, N>::run(d, a, b): d[64 x N] += A[64 x K] * B[N x K]^T, both operands described by
 // shared-memory descriptors, K-major, fp32 accumulators. K is 8 for TF32 and 16 for 16-bit types.
+// Split operands start many sums: where `adds` is false, d is overwritten, whatever it holds.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct Wgmma;
 
 template <>
 struct Wgmma<Tf32, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -38,7 +40,8 @@ struct Wgmma<Tf32, 64> {
 
 template <>
 struct Wgmma<Tf32, 104> {
-  static __device__ __forceinline__ void run(float (&d)[52], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[52], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n104k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -63,7 +66,8 @@ struct Wgmma<Tf32, 104> {
 
 template <>
 struct Wgmma<Tf32, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -90,7 +94,8 @@ struct Wgmma<Tf32, 128> {
 
 template <>
 struct Wgmma<Tf32, 184> {
-  static __device__ __forceinline__ void run(float (&d)[92], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[92], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n184k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -125,7 +130,8 @@ struct Wgmma<Tf32, 184> {
 
 template <>
 struct Wgmma<Tf32, 216> {
-  static __device__ __forceinline__ void run(float (&d)[108], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[108], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n216k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -164,7 +170,8 @@ struct Wgmma<Tf32, 216> {
 
 template <>
 struct Wgmma<Tf32, 240> {
-  static __device__ __forceinline__ void run(float (&d)[120], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[120], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n240k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -205,7 +212,8 @@ struct Wgmma<Tf32, 240> {
 
 template <>
 struct Wgmma<Tf32, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -248,7 +256,8 @@ struct Wgmma<Tf32, 256> {
 
 template <>
 struct Wgmma<Bf16, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -267,7 +276,8 @@ struct Wgmma<Bf16, 64> {
 
 template <>
 struct Wgmma<Bf16, 104> {
-  static __device__ __forceinline__ void run(float (&d)[52], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[52], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n104k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -292,7 +302,8 @@ struct Wgmma<Bf16, 104> {
 
 template <>
 struct Wgmma<Bf16, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -319,7 +330,8 @@ struct Wgmma<Bf16, 128> {
 
 template <>
 struct Wgmma<Bf16, 184> {
-  static __device__ __forceinline__ void run(float (&d)[92], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[92], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n184k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -354,7 +366,8 @@ struct Wgmma<Bf16, 184> {
 
 template <>
 struct Wgmma<Bf16, 216> {
-  static __device__ __forceinline__ void run(float (&d)[108], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[108], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n216k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -393,7 +406,8 @@ struct Wgmma<Bf16, 216> {
 
 template <>
 struct Wgmma<Bf16, 240> {
-  static __device__ __forceinline__ void run(float (&d)[120], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[120], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n240k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -434,7 +448,8 @@ struct Wgmma<Bf16, 240> {
 
 template <>
 struct Wgmma<Bf16, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -477,7 +492,8 @@ struct Wgmma<Bf16, 256> {
 
 template <>
 struct Wgmma<Fp16, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -496,7 +512,8 @@ struct Wgmma<Fp16, 64> {
 
 template <>
 struct Wgmma<Fp16, 104> {
-  static __device__ __forceinline__ void run(float (&d)[52], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[52], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n104k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -521,7 +538,8 @@ struct Wgmma<Fp16, 104> {
 
 template <>
 struct Wgmma<Fp16, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -548,7 +566,8 @@ struct Wgmma<Fp16, 128> {
 
 template <>
 struct Wgmma<Fp16, 184> {
-  static __device__ __forceinline__ void run(float (&d)[92], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[92], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n184k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -583,7 +602,8 @@ struct Wgmma<Fp16, 184> {
 
 template <>
 struct Wgmma<Fp16, 216> {
-  static __device__ __forceinline__ void run(float (&d)[108], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[108], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n216k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -622,7 +642,8 @@ struct Wgmma<Fp16, 216> {
 
 template <>
 struct Wgmma<Fp16, 240> {
-  static __device__ __forceinline__ void run(float (&d)[120], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[120], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n240k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -663,7 +684,8 @@ struct Wgmma<Fp16, 240> {
 
 template <>
 struct Wgmma<Fp16, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -706,27 +728,31 @@ struct Wgmma<Fp16, 256> {
 
 template <>
 struct Wgmma<Split, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], uint64_t a, uint64_t b, bool adds) {
     asm volatile(
+        "{ .reg .pred adds; setp.ne.b32 adds, %34, 0; "
         "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, "
         "%24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, 1, 1, 1;"
+        "}, %32, %33, adds, 1, 1; }"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
         "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
         "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
   }
 };
 
 template <>
 struct Wgmma<Split, 104> {
-  static __device__ __forceinline__ void run(float (&d)[52], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[52], uint64_t a, uint64_t b, bool adds) {
     asm volatile(
+        "{ .reg .pred adds; setp.ne.b32 adds, %54, 0; "
         "wgmma.mma_async.sync.aligned.m64n104k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -735,7 +761,7 @@ struct Wgmma<Split, 104> {
         "%32, %33, %34, %35, %36, %37, %38, %39, "
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51"
-        "}, %52, %53, 1, 1, 1;"
+        "}, %52, %53, adds, 1, 1; }"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -744,14 +770,16 @@ struct Wgmma<Split, 104> {
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
   }
 };
 
 template <>
 struct Wgmma<Split, 112> {
-  static __device__ __forceinline__ void run(float (&d)[56], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[56], uint64_t a, uint64_t b, bool adds) {
     asm volatile(
+        "{ .reg .pred adds; setp.ne.b32 adds, %58, 0; "
         "wgmma.mma_async.sync.aligned.m64n112k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -760,7 +788,7 @@ struct Wgmma<Split, 112> {
         "%32, %33, %34, %35, %36, %37, %38, %39, "
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55"
-        "}, %56, %57, 1, 1, 1;"
+        "}, %56, %57, adds, 1, 1; }"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -769,14 +797,16 @@ struct Wgmma<Split, 112> {
         "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
   }
 };
 
 template <>
 struct Wgmma<Split, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], uint64_t a, uint64_t b, bool adds) {
     asm volatile(
+        "{ .reg .pred adds; setp.ne.b32 adds, %66, 0; "
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
         "%8, %9, %10, %11, %12, %13, %14, %15, "
@@ -786,7 +816,7 @@ struct Wgmma<Split, 128> {
         "%40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, "
         "%56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, 1, 1, 1;"
+        "}, %64, %65, adds, 1, 1; }"
         :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -796,7 +826,7 @@ struct Wgmma<Split, 128> {
         "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
         "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
   }
 };
 
