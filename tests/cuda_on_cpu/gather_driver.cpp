@@ -27,15 +27,14 @@ int run(const GatherParams& p, bool backwards) {
                [&] { gather::gather_igrad_kernel<Operand, n>(p); }); \
     return 0;                                                        \
   }
-#define UPCONV_WEIGHT(m, n)                                                          \
-  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                             \
-    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                         \
-               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });              \
-    const int parts = p.jobs * p.groups * p.out_blocks * p.in_blocks * p.tap_blocks; \
-    const int rows = gather::kGatherAddRows;                                         \
-    run_blocks(parts * ((p.sums + 31) / 32), 32 * rows, 128 * rows, backwards,       \
-               [&] { gather::gather_wgrad_add<Operand>(p); });                       \
-    return 0;                                                                        \
+#define UPCONV_WEIGHT(m, n)                                                 \
+  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                    \
+    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                \
+               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });     \
+    const int rows = gather::add_rows(p), wide = gather::kGatherAddThreads; \
+    run_blocks(gather::add_blocks(p, rows), wide, 4 * wide, backwards,      \
+               [&] { gather::gather_wgrad_add<Operand>(p, rows); });        \
+    return 0;                                                               \
   }
   UPCONV_GATHER_IGRAD_TILES(UPCONV_INPUT)
   UPCONV_GATHER_WGRAD_TILES(UPCONV_WEIGHT)

@@ -36,7 +36,9 @@ was expected of it then (kb75, kb81): this one must promise that much more there
 kernel's rule has been fitted anew since; this has not been measured again."""
 LAUNCH_MICROSECONDS = 12.0
 SETUP_CYCLES = 5000.0
-"""Of a block: its lists and weights, and the first unit."""
+"""Of a block: its lists and the first unit."""
+WEIGHTS_TOGETHER, WEIGHT_CYCLES = 8, 700.0
+"""Weights that a thread has on their way at a time, and until these have come."""
 COPY = 4.8
 ROW_COPY = 11.6
 """Instructions of a warp for one copy of all its lanes, and for each row that these are of."""
@@ -183,7 +185,10 @@ class Division:
         waves = -(-self.blocks // (self.hardware.multiprocessors * self.together))
         segments = -(-self.rows * self.columns // PIXELS)
         thin = float(max(1.0, FULL_WARPS / (held * min(self.warps, segments))) ** THIN)
-        busy = waves * (longest * (unit * held * thin + UNIT_CYCLES) + SETUP_CYCLES)
+        weights = self.in_block * self.steps * self.step
+        rounds = -(-weights // (32 * self.warps * WEIGHTS_TOGETHER))
+        setup = SETUP_CYCLES + WEIGHT_CYCLES * rounds
+        busy = waves * (longest * (unit * held * thin + UNIT_CYCLES) + setup)
         rate = DRAM_SHARE * gather.DRAM_BYTES * self.hardware.multiprocessors
         memory = self.problem.bytes / rate
         whole = max(busy, memory) + UNHIDDEN * min(busy, memory)

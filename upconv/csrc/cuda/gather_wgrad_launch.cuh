@@ -11,10 +11,10 @@ template <typename Operand, int kM, int kN>
 cudaError_t launch_gather_tile(const GatherParams& p, cudaStream_t stream) {
   const cudaError_t error = launch_gather(gather::gather_wgrad_kernel<Operand, kM, kN>, p, stream);
   if (error != cudaSuccess) return error;
-  const int parts = p.jobs * p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
-  constexpr int kThreads = 32 * gather::kGatherAddRows;
+  constexpr int kThreads = gather::kGatherAddThreads;
+  const int rows = gather::add_rows(p), blocks = gather::add_blocks(p, rows);
   gather::gather_wgrad_add<Operand>
-      <<<parts*((p.sums + 31) / 32), kThreads, kThreads * sizeof(float), stream>>>(p);
+      <<<blocks, kThreads, kThreads * sizeof(float), stream>>>(p, rows);
   return cudaGetLastError();
 }
 

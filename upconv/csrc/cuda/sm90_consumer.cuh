@@ -105,7 +105,8 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock), columns = descriptor(tile + b[k]);
+      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock),
+                     columns = descriptor(tile + b[k]);
       if constexpr (Operand::kSplit) {
         Wgmma<Operand, N>::run(accumulator, rows, columns, k > 0 || adds);
       } else {
