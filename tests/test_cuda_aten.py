@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from dataclasses import replace
+from math import exp, log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
 from upconv.planner import Problem, cuda_aten
+
+ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = {
     "bilinear": Problem.of(8, 21, 21, (64, 64), 16, 8, 4, groups=21),
@@ -49,12 +57,44 @@ MEASURED: dict[str, tuple[float | None, float | None, float | None]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def fit() -> Any:
+    spec = importlib.util.spec_from_file_location("fit_aten", ROOT / "benchmarks" / "fit_aten.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fit_aten"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_is_what_the_measurements_give(fit: Any) -> None:
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for call in fit.read(fit.MEASURED):
+        key = cuda_aten.call_of(call.problem), cuda_aten.kind_of(call.problem)
+        rows.setdefault(key, []).append(call)
+    fitting = {key: calls for key, calls in rows.items() if len(calls) >= fit.FEWEST}
+    assert {(call, kind) for call, row in cuda_aten.CALLS.items() for kind in row} == set(fitting)
+    for (call, kind), calls in fitting.items():
+        found, _ = fit.fitted(calls)
+        assert tuple(found) == pytest.approx(cuda_aten.CALLS[call][kind], rel=0.01), (call, kind)
+
+
+def test_most_calls_take_what_the_table_says(fit: Any) -> None:
+    ratios = [
+        log(cuda_aten.aten_microseconds(call.problem) / call.microseconds)
+        for call in fit.read(fit.MEASURED)
+    ]
+    assert exp(fmean(abs(ratio) for ratio in ratios)) < 1.4
+    assert fmean(ratio > log(1.5) for ratio in ratios) < 0.1
+
+
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_estimate_rather_flatters_pytorch(name: str) -> None:
+def test_the_estimate_hardly_exceeds_what_pytorch_takes(name: str) -> None:
     for dtype, measured in zip(("float32", "bfloat16", "float64"), MEASURED[name], strict=True):
         if measured is not None:
             problem = replace(LAYERS[name], dtype=dtype, tf32=True)
-            assert cuda_aten.aten_microseconds(problem) <= 1.3 * measured, dtype
+            assert cuda_aten.aten_microseconds(problem) <= 2 * measured, dtype
 
 
 @pytest.mark.parametrize("name", LAYERS)
