@@ -45,7 +45,7 @@ def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
         assert work.cycles == pytest.approx(sum(work.terms.values()) + constants["unit"])
 
 
-@pytest.mark.parametrize(("column", "slower"), list(enumerate([1.02, 1.02, 1.04, 1.04])))
+@pytest.mark.parametrize(("column", "slower"), list(enumerate([1.02, 1.02, 1.04, 1.04, 1.01])))
 def test_the_cost_rule_is_what_the_measurements_give(fit: Any, column: int, slower: float) -> None:
     """What it picks is nearly the fastest, and more fitting would hardly change the constants."""
     names, better, runs = fit.fitted(column, steps=40)
@@ -54,15 +54,16 @@ def test_the_cost_rule_is_what_the_measurements_give(fit: Any, column: int, slow
     assert float(fit.loss(runs, ours)) < 1.03 * float(fit.loss(runs, better))
 
 
-def test_the_rule_of_split_operands_is_what_the_measurements_give(fit: Any) -> None:
-    constants, spread = fit.split_fitted()
-    ours = {name: sm90_cost.CYCLES[name][-1] for name in constants}
-    assert constants == pytest.approx(ours, rel=0.01)
-    assert spread < 0.1
+@pytest.mark.parametrize("column", range(4))
+def test_what_it_picks_for_drawn_layers_is_nearly_the_fastest(fit: Any, column: int) -> None:
+    """Layers that nothing was fitted to."""
+    names, runs = fit.read(column, fit.DRAWN)
+    assert len(runs.weight) > 90
+    assert float(runs.picked(fit.known(names, column)).mean().exp()) < 1.06
 
 
 def test_the_measured_work_is_what_the_planner_counts(fit: Any, measure: Any) -> None:
-    for line in fit.problems_of()[3::60]:
+    for line in fit.problems_of(fit.TILINGS)[3::60]:
         *sizes, groups, dilation = line["layer"]
         problem = Problem.of(
             *sizes,
