@@ -1,16 +1,17 @@
 """Fits the cost of the weight's gradient on Hopper to measured plans, and prints it.
 
-    python benchmarks/fit_wgrad.py [RESULTS.jsonl]
+    python benchmarks/fit_wgrad.py
 
-A line of the file is one plan of one case: the form (consumers, n, groups, run, pairs), the chunk
-(boxes to lag), the blocks of each job, and the milliseconds that it took. The constants belong into
-upconv/planner/sm90_wgrad_cost.py.
+A line of MEASURED is one plan of one case, of DRAWN one of a drawn layer (batch, channels, size,
+kernel, stride, padding, output padding, dilation, groups): the form (consumers, n, groups, run,
+pairs), the chunk (boxes to lag), the blocks of each job, and the milliseconds that it took. The
+constants belong into upconv/planner/sm90_wgrad_cost.py.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,37 @@ from typing import Any
 import numpy as np
 
 from upconv.cases import CASES
-from upconv.planner import H200
+from upconv.planner import H200, Problem
 from upconv.planner import sm90_wgrad_cost as cost
 from upconv.planner.sm90_cost import CLOCK_MHZ
 from upconv.planner.sm90_wgrad import blocks_of, flat
 from upconv.planner.sm90_wgrad_chunks import Chunk, jobs_of
 from upconv.planner.sm90_wgrad_jobs import Form
 
-MEASURED = Path(__file__).resolve().parent / "results" / "h200-wgrad-2026-11-15.jsonl"
+RESULTS = Path(__file__).resolve().parent / "results"
+MEASURED = RESULTS / "h200-wgrad-2026-11-15.jsonl"
+DRAWN = RESULTS / "h200-wgrad-drawn-2026-11-16.jsonl.gz"
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def read(*paths: Path) -> list[dict[str, Any]]:
+    texts = [
+        gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        for path in paths
+    ]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def problem_of(row: dict[str, Any]) -> Problem:
+    if "layer" in row:
+        layer = Problem.of(*row["layer"])
+    else:
+        layer = next(case for case in CASES if case.name == row["case"]).problem()
+    return flat(replace(layer, dtype=row["dtype"], tf32=True, direction="grad_weight", bias=False))
 
 
 def blocks(row: dict[str, Any]) -> cost.Blocks:
     """The blocks of a measured plan."""
-    case = next(case for case in CASES if case.name == row["case"])
-    problem = flat(replace(case.problem(dtype=row["dtype"], tf32=True), direction="grad_weight"))
+    problem = problem_of(row)
     form = Form(*(row[field.name] for field in fields(Form)))
     chunk = Chunk(*(row[field.name] for field in fields(Chunk)))
     return blocks_of(problem, form, jobs_of(problem, form, chunk.boxes), chunk, H200)
@@ -114,7 +128,7 @@ def fitted(rows: list[dict[str, Any]], steps: int = 60) -> tuple[np.ndarray, flo
 
 
 if __name__ == "__main__":
-    found, spread = fitted(read(Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED))
+    found, spread = fitted(read(MEASURED, DRAWN))
     names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "row", "shadow with a slot to spare"]
     for name, value, before in zip(names, found, known(), strict=True):
         print(f"{name:30} {value:10.4g}   (planner: {before:.4g})")

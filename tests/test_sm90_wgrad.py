@@ -165,7 +165,8 @@ def fit_script() -> dict[str, Any]:
 
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     namespace = fit_script()
-    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
+    files = namespace["MEASURED"], namespace["DRAWN"]
+    constants, spread = namespace["fitted"](namespace["read"](*files))
     np.testing.assert_allclose(constants, namespace["known"](), rtol=0.01)
     assert spread < 0.12
 
