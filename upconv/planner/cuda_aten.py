@@ -24,6 +24,8 @@ TILE = 64
 """Channels, on either side, that the arithmetic of a call is a multiple of."""
 FEW_CHANNELS = 8
 """With fewer on either side other kernels serve."""
+FAR = 3
+"""A stride that is a kind of its own where taps overlap."""
 
 
 class Call(NamedTuple):
@@ -38,8 +40,9 @@ class Call(NamedTuple):
 CALLS: dict[str, dict[str, Call]] = {
     "channels_last 16 bits": {
         "groups": Call(0.974, 13.4, 47.5),
-        "overlap": Call(1.19, 5.35, 15.3),
+        "overlap": Call(0.926, 5.67, 11.9),
         "overlap 3-D": Call(1.23, 6.73, 11.2),
+        "overlap, far": Call(2.63, 8.96, 17),
         "pieces": Call(0.337, 6.76, 11.7),
         "pieces 3-D": Call(3.65, 5.44, 7.79),
         "plain": Call(0.984, 3.89, 12.5),
@@ -48,8 +51,9 @@ CALLS: dict[str, dict[str, Call]] = {
     },
     "channels_last TF32": {
         "groups": Call(2.63, 15.2, 39.8),
-        "overlap": Call(2.12, 1.99, 17.1),
+        "overlap": Call(1.61, 2.41, 16.1),
         "overlap 3-D": Call(1.17, 4.95, 2.97),
+        "overlap, far": Call(3.28, 4.28, 19.4),
         "pieces": Call(0.511, 4.77, 15.2),
         "pieces 3-D": Call(0.287, 5, 7.02),
         "plain": Call(1.14, 2.13, 18.2),
@@ -59,8 +63,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "forward 16 bits": {
         "few channels": Call(4.08, 5.88, 19.3),
         "groups": Call(0.829, 13.6, 60),
-        "overlap": Call(1.67, 8.42, 22.9),
+        "overlap": Call(1.26, 8.96, 21.2),
         "overlap 3-D": Call(0.912, 12, 21.2),
+        "overlap, far": Call(3.24, 11, 30),
         "pieces": Call(1.33, 10.8, 21.2),
         "pieces 3-D": Call(0.05, 11.8, 15.8),
         "plain": Call(1, 8.15, 19.7),
@@ -70,8 +75,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "forward TF32": {
         "few channels": Call(0.0838, 9.84, 11.6),
         "groups": Call(2.32, 12.8, 19),
-        "overlap": Call(2.72, 3.74, 26.3),
+        "overlap": Call(2.25, 3.98, 26.3),
         "overlap 3-D": Call(1.43, 5.08, 35.7),
+        "overlap, far": Call(1.31, 11.9, 11),
         "pieces": Call(1.03, 7.51, 18.2),
         "pieces 3-D": Call(3.62, 5.69, 29.5),
         "plain": Call(1.23, 4.85, 22.3),
@@ -81,8 +87,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "forward float32": {
         "few channels": Call(0.234, 2.29, 28.3),
         "groups": Call(2.61, 3.94, 22.2),
-        "overlap": Call(11.3, 8.12, 24.8),
+        "overlap": Call(11.4, 8.12, 24.5),
         "overlap 3-D": Call(11.1, 14.5, 1.31),
+        "overlap, far": Call(5.77, 19.2, 1.63),
         "pieces": Call(10.4, 6.83, 30.5),
         "pieces 3-D": Call(0.0479, 12.2, 28.8),
         "plain": Call(8.64, 11.6, 23.4),
@@ -91,8 +98,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_input 16 bits": {
         "few channels": Call(1.27, 7.99, 4.95),
         "groups": Call(2.57, 4.3, 29.1),
-        "overlap": Call(1.31, 3.83, 23.3),
+        "overlap": Call(0.986, 4.02, 24),
         "overlap 3-D": Call(2.76, 1.87, 60),
+        "overlap, far": Call(1.52, 8.96, 14.5),
         "pieces": Call(1.02, 4.41, 17),
         "pieces 3-D": Call(0.0751, 5.03, 21.2),
         "plain": Call(1.34, 4.23, 18.4),
@@ -102,8 +110,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_input TF32": {
         "few channels": Call(0.347, 2.06, 5.73),
         "groups": Call(1.24, 4.23, 7.2),
-        "overlap": Call(1, 3.13, 26.3),
+        "overlap": Call(1.05, 3.14, 17.6),
         "overlap 3-D": Call(1.68, 2.72, 60),
+        "overlap, far": Call(0.544, 9.49, 16.5),
         "pieces": Call(0.929, 3, 19.4),
         "pieces 3-D": Call(2.63, 2.38, 13.7),
         "plain": Call(1.29, 3.18, 17.3),
@@ -113,8 +122,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_input float32": {
         "few channels": Call(0.291, 2.08, 1.56),
         "groups": Call(0.804, 0.611, 0.491),
-        "overlap": Call(12.8, 0.05, 19.7),
+        "overlap": Call(10.8, 0.05, 21.8),
         "overlap 3-D": Call(4.47, 0.0204, 24.5),
+        "overlap, far": Call(15.8, 0.353, 25.2),
         "pieces": Call(9.8, 0.05, 37.7),
         "pieces 3-D": Call(0.0305, 1.58, 36.6),
         "plain": Call(8.15, 2, 35.6),
@@ -123,8 +133,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_weight 16 bits": {
         "few channels": Call(1.37, 5.32, 26.9),
         "groups": Call(1.08, 4.62, 33),
-        "overlap": Call(1.6, 3.96, 27.6),
+        "overlap": Call(1.5, 4.02, 23.6),
         "overlap 3-D": Call(3.49, 2.08, 33),
+        "overlap, far": Call(1.05, 8.96, 25.5),
         "pieces": Call(1.1, 4.37, 26.3),
         "pieces 3-D": Call(1.39, 4.48, 24.8),
         "plain": Call(1.81, 3.34, 25.9),
@@ -134,8 +145,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_weight TF32": {
         "few channels": Call(0.305, 6.56, 11.9),
         "groups": Call(1.1, 4.65, 60),
-        "overlap": Call(1.73, 3.83, 34.9),
+        "overlap": Call(1.87, 3.44, 29.9),
         "overlap 3-D": Call(4.77, 2.18, 60),
+        "overlap, far": Call(1.12, 7.99, 46.7),
         "pieces": Call(1.66, 2.86, 36.2),
         "pieces 3-D": Call(3.19, 3, 23.4),
         "plain": Call(3, 3.62, 28.6),
@@ -145,8 +157,9 @@ CALLS: dict[str, dict[str, Call]] = {
     "grad_weight float32": {
         "few channels": Call(0.0597, 7.46, 1.8),
         "groups": Call(1.02, 1.51, 0.531),
-        "overlap": Call(11.3, 7.2, 44.6),
+        "overlap": Call(11.9, 6.76, 47.5),
         "overlap 3-D": Call(0.871, 31.2, 42.5),
+        "overlap, far": Call(9.72, 5.07, 48.7),
         "pieces": Call(21.4, 0.05, 60),
         "pieces 3-D": Call(47.3, 0.0297, 1.19),
         "plain": Call(2.44, 17.5, 2.57),
@@ -175,7 +188,12 @@ def kind_of(problem: Problem) -> str:
         return "few channels"
     if max(*problem.kernel, *problem.stride) == 1:
         return "pointwise"
-    kind = "plain" if max(problem.stride) == 1 else "overlap" if _overlap(problem) else "pieces"
+    if max(problem.stride) == 1:
+        kind = "plain"
+    elif _overlap(problem):
+        kind = "overlap" if max(problem.stride) < FAR else "overlap, far"
+    else:
+        kind = "pieces"
     return f"{kind} 3-D" if problem.ndim == 3 else kind
 
 
