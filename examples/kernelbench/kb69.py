@@ -1301,6 +1301,7 @@ def _planner():
             pixels = up(height * pitch, ITEM_PIXELS)
             yield Area(1, height, width, pitch, height, pixels, vector, COPY_ROWS, 1, flat=True)
         rows = max(in_h, count_y)
+        rows += rows * pitch % (4 // element)  # a loader's two pixels of 16 bits are of one image
         images = most_images(task, n, (count_y - 1) * pitch + width, rows * pitch)
         if images > 1:
             pixels = up(images * rows * pitch, ITEM_PIXELS)
@@ -1565,9 +1566,9 @@ def _planner():
     # 354 problems, forward, the input's gradient and channels_last. What counts is that the tiling they
     # pick is fast: on average it is 2 % slower than the fastest one measured, 3 % with channels_last.
     # (Least squares of all times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last.
-    # Split float32 is fitted by least squares to 547 runs, standard deviation 4.4 %; what those runs do
-    # not have is as in TF32. The terms add up because the stages of the pipeline share the port of shared
-    # memory and wait for each other.
+    # On 150 drawn layers that nothing was fitted to it is 4 % slower. Split float32: 2,554 runs of 195
+    # problems, less than 1 % slower. The terms add up because the stages of the pipeline share the port
+    # of shared memory and wait for each other.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
     DRAM_BYTES = 18.4
@@ -1575,31 +1576,31 @@ def _planner():
 
     COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
     CYCLES = {
-        "operands": (0.788, 0.799, 0.99, 1.05, 0.7045),
-        "placed": (0.0, 0.0, 0.0, 0.0, 0.04184),
-        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0),
-        "slices": (335.0, 455.0, 797.0, 960.0, 618.8),
-        "boxes": (97.0, 50.6, 0.0, 0.0, 10.67),
-        "starved": (95.5, 82.7, 0.0, 0.0, 0.0),
-        "row_chunks": (88.5, 58.9, 0.0, 0.0, 88.5),
-        "row_boxes": (14.6, 30.4, 0.0, 0.0, 14.6),
-        "stepped": (0.000157, 0.0202, 0.0, 0.0, 0.0145),
-        "turns": (765.0, 369.0, 1020.0, 382.0, 717.7),
-        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.01115),
-        "segments": (3.25, 3.35, 0.0, 0.0, 3.582),
-        "cut": (3.8, 5.4, 0.0, 0.0, 0.0),
-        "ragged": (3.78, 0.909, 0.0, 0.0, 0.0),
-        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0),
+        "operands": (0.788, 0.799, 0.99, 1.05, 0.873),
+        "placed": (0.0, 0.0, 0.0, 0.0, 0.0198),
+        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0207),
+        "slices": (335.0, 455.0, 797.0, 960.0, 490.0),
+        "boxes": (97.0, 50.6, 0.0, 0.0, 26.8),
+        "starved": (95.5, 82.7, 0.0, 0.0, 41.5),
+        "row_chunks": (88.5, 58.9, 0.0, 0.0, 91.7),
+        "row_boxes": (14.6, 30.4, 0.0, 0.0, 6.65),
+        "stepped": (0.000157, 0.0202, 0.0, 0.0, 0.00217),
+        "turns": (765.0, 369.0, 1020.0, 382.0, 385.0),
+        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.00278),
+        "segments": (3.25, 3.35, 0.0, 0.0, 1.81),
+        "cut": (3.8, 5.4, 0.0, 0.0, 4.54),
+        "ragged": (3.78, 0.909, 0.0, 0.0, 3.93),
+        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0303),
         "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
         "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
         "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
         "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
-        "lines": (0.905, 0.839, 0.0, 0.0, 1.0),
-        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.03013),
-        "shallow": (53.7, 82.0, 5.85, 0.932, 0.0),
+        "lines": (0.905, 0.839, 0.0, 0.0, 0.862),
+        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.0173),
+        "shallow": (53.7, 82.0, 5.85, 0.932, 38.7),
         "gathered": (1.0, 1.0, 0.544, 0.241, 1.0),
-        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 2340.0),
-        "start": (22090.0, 23660.0, 26580.0, 27780.0, 4000.0),
+        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 2910.0),
+        "start": (22090.0, 23660.0, 26580.0, 27780.0, 26190.0),
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
     "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
@@ -3964,6 +3965,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
 //
 // Wgmma<Operand, N>::run(d, a, b): d[64 x N] += A[64 x K] * B[N x K]^T, both operands described by
 // shared-memory descriptors, K-major, fp32 accumulators. K is 8 for TF32 and 16 for 16-bit types.
+// Split operands start many sums: where `adds` is false, d is overwritten, whatever it holds.
 
 // clang-format off
 namespace upconv {
@@ -3978,7 +3980,8 @@ struct Wgmma;
 
 template <>
 struct Wgmma<Tf32, 64> {
-  static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[32], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -3997,7 +4000,8 @@ struct Wgmma<Tf32, 64> {
 
 template <>
 struct Wgmma<Tf32, 104> {
-  static __device__ __forceinline__ void run(float (&d)[52], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[52], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n104k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4022,7 +4026,8 @@ struct Wgmma<Tf32, 104> {
 
 template <>
 struct Wgmma<Tf32, 128> {
-  static __device__ __forceinline__ void run(float (&d)[64], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[64], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4049,7 +4054,8 @@ struct Wgmma<Tf32, 128> {
 
 template <>
 struct Wgmma<Tf32, 184> {
-  static __device__ __forceinline__ void run(float (&d)[92], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[92], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n184k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4084,7 +4090,8 @@ struct Wgmma<Tf32, 184> {
 
 template <>
 struct Wgmma<Tf32, 216> {
-  static __device__ __forceinline__ void run(float (&d)[108], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[108], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n216k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4123,7 +4130,8 @@ struct Wgmma<Tf32, 216> {
 
 template <>
 struct Wgmma<Tf32, 240> {
-  static __device__ __forceinline__ void run(float (&d)[120], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[120], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n240k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4164,7 +4172,8 @@ struct Wgmma<Tf32, 240> {
 
 template <>
 struct Wgmma<Tf32, 256> {
-  static __device__ __forceinline__ void run(float (&d)[128], uint64_t a, uint64_t b) {
+  static __device__ __forceinline__ void run(
+      float (&d)[128], uint64_t a, uint64_t b) {
     asm volatile(
         "wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, "
@@ -4226,6 +4235,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   const bool turns;    // the consumers share one ring of weights
   const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
+  bool begun[MB];  // split operands: does d hold anything?
   int stage, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -4270,11 +4280,12 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   // Adds the products of row block j since the last time to its sums.
   __device__ __forceinline__ void add_up(int j) {
     drain();
+    if (!begun[j]) return;
+    begun[j] = false;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::keep_after_wait(d[j][i]);
       sum[j][i] += d[j][i];
-      d[j][i] = 0.f;
     }
   }
 
@@ -4299,10 +4310,11 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   }
 
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it. `keep`: the block will be read again.
+  // tile. Two steps stay in flight behind it. `keep`: the block will be read again. `adds`: not the
+  // first of a sum (split operands; zeroed registers instead took them 3 to 19 % longer).
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets, bool keep) {
+                                           const int* offsets, bool keep, bool adds) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -4310,8 +4322,13 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      Wgmma<Operand, N>::run(accumulator, descriptor(a + k * 2 * kRowsPerBlock),
-                             descriptor(tile + b[k]));
+      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock),
+                     columns = descriptor(tile + b[k]);
+      if constexpr (Operand::kSplit) {
+        Wgmma<Operand, N>::run(accumulator, rows, columns, k > 0 || adds);
+      } else {
+        Wgmma<Operand, N>::run(accumulator, rows, columns);
+      }
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<2>();
@@ -4323,12 +4340,15 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 
   // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
   __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
-                                                const int* pair, int count, bool keep = false) {
+                                                const int* pair, int count, bool keep = false,
+                                                bool adds = true) {
     int left = count;
-    for (; left >= 4; left -= 4, pair += 4) multiply<4>(accumulator, tile, pair, keep);
+    for (; left >= 4; left -= 4, pair += 4, adds = true) {
+      multiply<4>(accumulator, tile, pair, keep, adds);
+    }
     if (left == 0) return;
-    if (left & 2) multiply<2>(accumulator, tile, pair, keep);
-    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep);
+    if (left & 2) multiply<2>(accumulator, tile, pair, keep, adds);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep, adds || left & 2);
   }
 
   // Split operands: each part of the list three times (see Split), the last time with the weight
@@ -4341,7 +4361,9 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 #pragma unroll 1
       for (int lap = 0; lap < 3; ++lap) {
         if (lap == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
-        multiply_list(d[j], tile + (lap == 1 ? tails : 0), pair + first, part, lap == 1);
+        multiply_list(d[j], tile + (lap == 1 ? tails : 0), pair + first, part, lap == 1,
+                      begun[j]);
+        begun[j] = true;
       }
     }
   }
@@ -4390,12 +4412,17 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   // `visit`: the first plane of the unit, in the table.
   __device__ __forceinline__ void accumulate(const int* visit, int slices) {
 #pragma unroll
-    for (int j = 0; j < MB; ++j)
+    for (int j = 0; j < MB; ++j) {
+      begun[j] = false;
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) {
-        d[j][i] = 0.f;
-        if constexpr (Operand::kSplit) sum[j][i] = 0.f;
+        if constexpr (Operand::kSplit) {
+          sum[j][i] = 0.f;
+        } else {
+          d[j][i] = 0.f;
+        }
       }
+    }
     int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);

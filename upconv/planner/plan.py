@@ -70,10 +70,10 @@ def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
     return hardware.kind == "cuda" and hardware.capability not in seen
 
 
-MARGIN = {"cpu": 1.05, "cuda": 1.05}
-"""A kernel of our own must promise at least this gain. Of 1,390 measured calls of 246 layers PyTorch
-keeps 132 in which ours is more than 5 % faster; ours is chosen in 40 in which it is more than 5 %
-slower, with no margin in 52."""
+MARGIN = {"cpu": 1.05, "cuda": 1.0}
+"""A kernel of our own must promise at least this gain. Of 1,394 measured calls of 246 layers
+PyTorch keeps 85 in which ours is more than 5 % faster, with 1.05 it kept 120; ours is chosen in 37
+in which it is more than 5 % slower, with 1.05 in 32."""
 
 
 @dataclass(frozen=True)
