@@ -49,7 +49,9 @@ class Load:
     pair_count: int
     """Entries of the table of pairs."""
     pairs: int
-    """WGMMAs of all jobs, three for a pair where float32 is split."""
+    """WGMMAs of all jobs, three for a pair where float32 is split. Twice those of a job whose
+    partner idles: one consumer by itself takes as long as two (192 output channels, 5 x 5, in TF32:
+    0.85 ms in pairs of which one idles, 0.65 in turn)."""
     steps: int
     """Weight blocks of all jobs."""
     job_steps: int
@@ -74,6 +76,8 @@ class Load:
         kinds = {kind: None for job in job_list for kind in job.kinds}
         lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
         every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+        lone = [job for group, _ in units if not alternate and len(group) == 1 for job in group]
+        alone = sum(pairs for job in lone for kind in job.kinds for pairs in lists[kind])
         longest = max(every, default=0)
         sum_pairs = (sum_pairs or even_part(longest)) if split else 0
         of_jobs = [
@@ -89,7 +93,7 @@ class Load:
             table=sum(table.values()),
             kinds=len(kinds) + idle,
             pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-            pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+            pairs=(sum(every) + alone) * (SPLIT_PRODUCTS if split else 1),
             steps=sum(of_jobs),
             job_steps=of_jobs[0] if len(set(of_jobs)) == 1 and not idle else 0,
             longest=longest,
