@@ -1447,6 +1447,10 @@ def _planner():
     STEP_PAIRS. Truncation then leaves an error of 1.4e-7, twice as many one of 2.9e-7, beside the
     1.2e-7 of everything else; PyTorch's is 1.1e-7 at best."""
 
+    SHORT_SUM = 8
+    """Pairs of a whole sum that PyTorch adds up with so small an error that even these are too many in
+    one part: kb75 has 6, and 2.6e-7 of the largest output where PyTorch has 1.3e-7."""
+
     MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
@@ -1479,7 +1483,9 @@ def _planner():
         pair_count: int
         """Entries of the table of pairs."""
         pairs: int
-        """WGMMAs of all jobs, three for a pair where float32 is split."""
+        """WGMMAs of all jobs, three for a pair where float32 is split. Twice those of a job whose
+        partner idles: one consumer by itself takes as long as two (192 output channels, 5 x 5, in TF32:
+        0.85 ms in pairs of which one idles, 0.65 in turn)."""
         steps: int
         """Weight blocks of all jobs."""
         job_steps: int
@@ -1496,16 +1502,21 @@ def _planner():
             alternate: bool,
             slice_blocks: int,
             split: bool = False,
-            sum_pairs: int = 0,
+            whole: bool = False,
         ) -> "Load":
-            """`sum_pairs` is chosen here where it is 0 and float32 is split."""
+            """`whole`: a slice has all channels."""
             units = visits(job_list, alternate)
             table = {tuple(job.kinds for job in group): len(planes) for group, planes in units}
             kinds = {kind: None for job in job_list for kind in job.kinds}
             lists = {kind: [len(taps) * slice_blocks // 2 for _, taps in kind.taps] for kind in kinds}
             every = [pairs for job in job_list for kind in job.kinds for pairs in lists[kind]]
+            lone = [job for group, _ in units if not alternate and len(group) == 1 for job in group]
+            alone = sum(pairs for job in lone for kind in job.kinds for pairs in lists[kind])
             longest = max(every, default=0)
-            sum_pairs = (sum_pairs or even_part(longest)) if split else 0
+            sum_pairs = even_part(longest) if split else 0
+            short = whole and longest <= SHORT_SUM and all(len(planes) <= 1 for _, planes in units)
+            if split and short:
+                sum_pairs = STEP_PAIRS
             of_jobs = [
                 sum(step_count(pairs, sum_pairs) for kind in job.kinds for pairs in lists[kind])
                 for job in job_list
@@ -1519,7 +1530,7 @@ def _planner():
                 table=sum(table.values()),
                 kinds=len(kinds) + idle,
                 pair_count=sum(up(pairs, STEP_PAIRS) for each in lists.values() for pairs in each),
-                pairs=sum(every) * (SPLIT_PRODUCTS if split else 1),
+                pairs=(sum(every) + alone) * (SPLIT_PRODUCTS if split else 1),
                 steps=sum(of_jobs),
                 job_steps=of_jobs[0] if len(set(of_jobs)) == 1 and not idle else 0,
                 longest=longest,
@@ -1971,7 +1982,8 @@ def _planner():
                     for alternate in orders:
                         key = blocks, alternate, slice_blocks
                         if key not in loads:
-                            loads[key] = Load.of(job_list, alternate, slice_blocks, split)
+                            whole = slice_blocks >= total_blocks
+                            loads[key] = Load.of(job_list, alternate, slice_blocks, split, whole)
                         load = loads[key]
                         if not load.fits:
                             continue

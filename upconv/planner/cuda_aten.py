@@ -234,13 +234,16 @@ def least(problem: Problem) -> tuple[float, float]:
 
 def aten_microseconds(problem: Problem) -> float:
     """Of a call in any direction and layout."""
+    forward = problem.direction == "forward"
+    depthwise = 1 < problem.groups == problem.in_channels
+    if not forward:
+        depthwise = depthwise and problem.in_channels == problem.out_channels
+    if problem.channels_last and (depthwise or not forward):
+        return _unmeasured_microseconds(problem)
+    if depthwise and not (forward and problem.dtype == "float64"):
+        return _depthwise_microseconds(problem)
     if problem.dtype == "float64":
         return problem.flops / DOUBLE_TERAFLOPS / 1e6 + CALL_MICROSECONDS
-    depthwise = 1 < problem.groups == problem.in_channels
-    if problem.channels_last and (depthwise or problem.direction != "forward"):
-        return _unmeasured_microseconds(problem)
-    if depthwise:
-        return _depthwise_microseconds(problem)
     arithmetic, memory = least(problem)
     call, kind = call_of(problem), kind_of(problem)
     rows = CALLS[call.replace("channels_last float32", "forward float32")]

@@ -229,7 +229,8 @@ def tilings(
                 for alternate in orders:
                     key = blocks, alternate, slice_blocks
                     if key not in loads:
-                        loads[key] = Load.of(job_list, alternate, slice_blocks, split)
+                        whole = slice_blocks >= total_blocks
+                        loads[key] = Load.of(job_list, alternate, slice_blocks, split, whole)
                     load = loads[key]
                     if not load.fits:
                         continue
