@@ -28,7 +28,7 @@ FAR = 3
 """A stride that is a kind of its own where taps overlap."""
 SLOW = 2, 256
 """Dimensions and output channels that are a kind of its own too: the forward pass in TF32 takes 1.5
-to 2.5 times what it takes with other numbers of channels (6 layers, in as many networks)."""
+to 2.5 times what it takes with other numbers of channels (6 layers)."""
 
 
 class Call(NamedTuple):
