@@ -13,8 +13,10 @@ import gzip
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,12 +43,11 @@ def read(path: Path) -> list[Measured]:
     return [Measured(problem_of(row), row["us"]) for row in rows]
 
 
-def problem_of(row: dict[str, object]) -> Problem:
-    call = str(row["call"])
-    layer = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(row["layer"]).items()}  # type: ignore[call-overload]
+def problem_of(row: dict[str, Any]) -> Problem:
+    call = row["call"]
     forward = call in ("forward", "channels_last")
     return Problem.of(
-        **layer,
+        **row["layer"],
         dtype=row["dtype"],
         tf32=row["tf32"],
         direction="forward" if forward else call,
@@ -72,7 +73,7 @@ def fitted(calls: list[Measured]) -> tuple[np.ndarray, float]:
     return row, distance(best)
 
 
-def descend(distance, at: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-def]
+def descend(distance: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
     step, low = 1.0, distance(at)
     while step > 0.01:
         moved = False
@@ -88,11 +89,16 @@ def descend(distance, at: np.ndarray) -> np.ndarray:  # type: ignore[no-untyped-
     return at
 
 
-def main(path: Path) -> None:
+def grouped(path: Path = MEASURED) -> dict[tuple[str, str], list[Measured]]:
+    """The calls of each row of the table."""
     rows: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for call in read(path):
         rows[cuda_aten.call_of(call.problem), cuda_aten.kind_of(call.problem)].append(call)
-    for (call, kind), calls in sorted(rows.items()):
+    return rows
+
+
+def main(path: Path) -> None:
+    for (call, kind), calls in sorted(grouped(path).items()):
         if len(calls) < FEWEST:
             print(f"{call:24} {kind:20} {len(calls):4} calls: too few")
             continue

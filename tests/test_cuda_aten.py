@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import replace
 from math import exp, log
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+from benchmark_scripts import script
 
 from upconv.planner import Problem, cuda_aten
-
-ROOT = Path(__file__).resolve().parent.parent
 
 LAYERS = {
     "bilinear": Problem.of(8, 21, 21, (64, 64), 16, 8, 4, groups=21),
@@ -59,21 +55,11 @@ MEASURED: dict[str, tuple[float | None, float | None, float | None]] = {
 
 @pytest.fixture(scope="module")
 def fit() -> Any:
-    spec = importlib.util.spec_from_file_location("fit_aten", ROOT / "benchmarks" / "fit_aten.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fit_aten"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return script("fit_aten")
 
 
 def test_the_table_is_what_the_measurements_give(fit: Any) -> None:
-    rows: dict[tuple[str, str], list[Any]] = {}
-    for call in fit.read(fit.MEASURED):
-        key = cuda_aten.call_of(call.problem), cuda_aten.kind_of(call.problem)
-        rows.setdefault(key, []).append(call)
-    fitting = {key: calls for key, calls in rows.items() if len(calls) >= fit.FEWEST}
+    fitting = {key: calls for key, calls in fit.grouped().items() if len(calls) >= fit.FEWEST}
     assert {(call, kind) for call, row in cuda_aten.CALLS.items() for kind in row} == set(fitting)
     for (call, kind), calls in fitting.items():
         found, _ = fit.fitted(calls)
@@ -89,12 +75,17 @@ def test_most_calls_take_what_the_table_says(fit: Any) -> None:
     assert fmean(ratio > log(1.5) for ratio in ratios) < 0.1
 
 
+EXCEEDED = {("one output", "bfloat16"): 1.5, ("one of 64", "bfloat16"): 2.0}
+"""Where the estimate is further above what PyTorch takes than on all other layers."""
+
+
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_estimate_hardly_exceeds_what_pytorch_takes(name: str) -> None:
     for dtype, measured in zip(("float32", "bfloat16", "float64"), MEASURED[name], strict=True):
         if measured is not None:
             problem = replace(LAYERS[name], dtype=dtype, tf32=True)
-            assert cuda_aten.aten_microseconds(problem) <= 2 * measured, dtype
+            most = EXCEEDED.get((name, dtype), 1.3)
+            assert cuda_aten.aten_microseconds(problem) <= most * measured, dtype
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_scripts import script
 
 from upconv.planner import H200, Problem, sm90, sm90_cost
 from upconv.planner.sm90_task import shapes
 from upconv.planner.sm90_tiling import tilings
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def script(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,10 @@ FEW_CHANNELS = 8
 """With fewer on either side other kernels serve."""
 FAR = 3
 """A stride that is a kind of its own where taps overlap."""
-SLOW = 2, 256
-"""Dimensions and output channels that are a kind of its own too: the forward pass in TF32 takes 1.5
-to 2.5 times what it takes with other numbers of channels (6 layers)."""
+UNLIKE_OTHERS = 2, 256
+"""Dimensions and output channels for which cuDNN has kernels of other speed where taps overlap: the
+forward pass in TF32 takes 1.5 to 2.5 times what it takes with other numbers of channels, on 6
+layers."""
 
 
 class Call(NamedTuple):
@@ -46,7 +47,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.43, 4.77, 12.1),
         "overlap 3-D": Call(1.23, 6.73, 11.2),
         "overlap, far": Call(2.63, 8.96, 17),
-        "overlap, slow": Call(0.755, 4.92, 9.6),
+        "overlap to 256": Call(0.755, 4.92, 9.6),
         "pieces": Call(0.337, 6.76, 11.7),
         "pieces 3-D": Call(3.65, 5.44, 7.79),
         "plain": Call(0.984, 3.89, 12.5),
@@ -58,7 +59,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.17, 3.14, 16),
         "overlap 3-D": Call(1.17, 4.95, 2.97),
         "overlap, far": Call(3.28, 4.28, 19.4),
-        "overlap, slow": Call(3.99, 5.66, 23.5),
+        "overlap to 256": Call(3.99, 5.66, 23.5),
         "pieces": Call(0.511, 4.77, 15.2),
         "pieces 3-D": Call(0.287, 5, 7.02),
         "plain": Call(1.14, 2.13, 18.2),
@@ -71,7 +72,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.5, 8.69, 21.2),
         "overlap 3-D": Call(0.912, 12, 21.2),
         "overlap, far": Call(3.24, 11, 30),
-        "overlap, slow": Call(2.06, 1.99, 11),
+        "overlap to 256": Call(2.06, 1.99, 11),
         "pieces": Call(1.33, 10.8, 21.2),
         "pieces 3-D": Call(0.05, 11.8, 15.8),
         "plain": Call(1, 8.15, 19.7),
@@ -84,7 +85,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.76, 4.43, 24.1),
         "overlap 3-D": Call(1.43, 5.08, 35.7),
         "overlap, far": Call(1.31, 11.9, 11),
-        "overlap, slow": Call(3.83, 7.39, 17.7),
+        "overlap to 256": Call(3.83, 7.39, 17.7),
         "pieces": Call(1.03, 7.51, 18.2),
         "pieces 3-D": Call(3.62, 5.69, 29.5),
         "plain": Call(1.23, 4.85, 22.3),
@@ -97,7 +98,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(12.6, 7.43, 24),
         "overlap 3-D": Call(11.1, 14.5, 1.31),
         "overlap, far": Call(5.77, 19.2, 1.63),
-        "overlap, slow": Call(11.1, 9.24, 7.05),
+        "overlap to 256": Call(11.1, 9.24, 7.05),
         "pieces": Call(10.4, 6.83, 30.5),
         "pieces 3-D": Call(0.0479, 12.2, 28.8),
         "plain": Call(8.64, 11.6, 23.4),
@@ -109,7 +110,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.52, 3.25, 20.8),
         "overlap 3-D": Call(2.76, 1.87, 60),
         "overlap, far": Call(1.52, 8.96, 14.5),
-        "overlap, slow": Call(0.811, 4.25, 17),
+        "overlap to 256": Call(0.811, 4.25, 17),
         "pieces": Call(1.02, 4.41, 17),
         "pieces 3-D": Call(0.0751, 5.03, 21.2),
         "plain": Call(1.34, 4.23, 18.4),
@@ -122,7 +123,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.13, 3, 17.8),
         "overlap 3-D": Call(1.68, 2.72, 60),
         "overlap, far": Call(0.544, 9.49, 16.5),
-        "overlap, slow": Call(0.348, 4.88, 29.3),
+        "overlap to 256": Call(0.348, 4.88, 29.3),
         "pieces": Call(0.929, 3, 19.4),
         "pieces 3-D": Call(2.63, 2.38, 13.7),
         "plain": Call(1.29, 3.18, 17.3),
@@ -135,7 +136,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(9.8, 0.05, 20.5),
         "overlap 3-D": Call(4.47, 0.0204, 24.5),
         "overlap, far": Call(15.8, 0.353, 25.2),
-        "overlap, slow": Call(11.1, 9.8, 49.6),
+        "overlap to 256": Call(11.1, 9.8, 49.6),
         "pieces": Call(9.8, 0.05, 37.7),
         "pieces 3-D": Call(0.0305, 1.58, 36.6),
         "plain": Call(8.15, 2, 35.6),
@@ -147,7 +148,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.5, 4.04, 23.6),
         "overlap 3-D": Call(3.49, 2.08, 33),
         "overlap, far": Call(1.05, 8.96, 25.5),
-        "overlap, slow": Call(1.44, 2.57, 14.7),
+        "overlap to 256": Call(1.44, 2.57, 14.7),
         "pieces": Call(1.1, 4.37, 26.3),
         "pieces 3-D": Call(1.39, 4.48, 24.8),
         "plain": Call(1.81, 3.34, 25.9),
@@ -160,7 +161,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(1.9, 3.38, 30),
         "overlap 3-D": Call(4.77, 2.18, 60),
         "overlap, far": Call(1.12, 7.99, 46.7),
-        "overlap, slow": Call(1.2, 5.12, 27.6),
+        "overlap to 256": Call(1.2, 5.12, 27.6),
         "pieces": Call(1.66, 2.86, 36.2),
         "pieces 3-D": Call(3.19, 3, 23.4),
         "plain": Call(3, 3.62, 28.6),
@@ -173,7 +174,7 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(12.4, 6.35, 59.1),
         "overlap 3-D": Call(0.871, 31.2, 42.5),
         "overlap, far": Call(9.72, 5.07, 48.7),
-        "overlap, slow": Call(11, 11.4, 1.99),
+        "overlap to 256": Call(11, 11.4, 1.99),
         "pieces": Call(21.4, 0.05, 60),
         "pieces 3-D": Call(47.3, 0.0297, 1.19),
         "plain": Call(2.44, 17.5, 2.57),
@@ -212,8 +213,8 @@ def kind_of(problem: Problem) -> str:
         kind = "plain"
     elif _overlap(problem):
         kind = "overlap" if max(problem.stride) < FAR else "overlap, far"
-        if (problem.ndim, problem.out_channels) == SLOW and kind == "overlap":
-            kind = "overlap, slow"
+        if (problem.ndim, problem.out_channels) == UNLIKE_OTHERS and kind == "overlap":
+            kind = "overlap to 256"
     else:
         kind = "pieces"
     return f"{kind} 3-D" if problem.ndim == 3 else kind
