@@ -10,9 +10,8 @@ fields of `UnitWork`). `tilings` tells which tilings they were, by what `identit
 
 What the planner needs is not the time but the fastest tiling. So the constants are those with which
 the tiling picked, softly (each counts by a power of its expected time), is fastest on average, and
-the times are right as far as that costs little. DRAWN has layers that nobody chose, 14 tilings of
-each, which nothing is fitted to; but for lines with `split`, of float32 that is not rounded: these
-are all there is of it.
+the times are right as far as that costs little. SPLIT_TILINGS has float32 that is not rounded; DRAWN
+layers that nobody chose, 14 tilings of each, which nothing is fitted to.
 
 The constants belong into upconv/planner/sm90_cost.py.
 """
@@ -36,6 +35,7 @@ from upconv.planner.sm90_cost import CLOCK_MHZ, COLUMNS, CYCLES
 RESULTS = Path(__file__).resolve().parent / "results"
 TILINGS = RESULTS / "h200-sm90-tilings-2026-11-15.jsonl.gz"
 DRAWN = RESULTS / "h200-sm90-drawn-2026-11-16.jsonl.gz"
+SPLIT_TILINGS = RESULTS / "h200-sm90-split-2026-11-16.jsonl.gz"
 SPLIT = len(COLUMNS) - 1
 NEAR = 1.4
 """Times of tilings that take longer than so many times the fastest are not fitted."""
@@ -90,7 +90,7 @@ def problems_of(path: Path) -> list[dict[str, Any]]:
 
 def read(column: int, path: Path | None = None) -> tuple[list[str], Runs]:
     """The names of what counts in a column, and its runs."""
-    path = path or (DRAWN if column == SPLIT else TILINGS)
+    path = path or (SPLIT_TILINGS if column == SPLIT else TILINGS)
     problems = [problem for problem in problems_of(path) if column_of(problem) == column]
     names: list[str] = problems[0]["names"]
     rows = np.array([row for problem in problems for row in problem["rows"]])

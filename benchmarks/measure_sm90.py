@@ -1,12 +1,12 @@
 """Measures tilings of the Hopper kernel on this GPU, for `benchmarks/fit_sm90.py`.
 
-    python benchmarks/measure_sm90.py OUT.jsonl.gz [CASE ...]
+    python benchmarks/measure_sm90.py OUT.jsonl.gz [--split] [CASE ...]
 
 Without cases: all of them, and layers of known networks. Forward, the input's gradient and the
-forward pass on channels_last, in TF32 and BF16; for each the tilings that the planner expects most
-of, 60 at most, in two rounds of different order. Every result is compared with PyTorch's. It takes
-some minutes. Large layers in TF32 run into the power limit on the way: their times are up to 13 %
-above those of a cool GPU.
+forward pass on channels_last, in TF32 and BF16, or in float32 that is not rounded (--split); for
+each the tilings that the planner expects most of, 60 at most, in two rounds of different order.
+Every result is compared with PyTorch's. It takes some minutes. Large layers in TF32 run into the
+power limit on the way: their times are up to 13 % above those of a cool GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ import torch
 from upconv import autograd, ops, plans
 from upconv.cases import CASES
 from upconv.planner import Hardware, Problem, sm90
-from upconv.planner.sm90_cost import CYCLES, DRAM_BYTES
+from upconv.planner.sm90_cost import CYCLES
 from upconv.planner.sm90_task import Task, forward_task, input_gradient_task, shapes
-from upconv.planner.sm90_tiling import Tiling, tilings
+from upconv.planner.sm90_tiling import Tiling, memory_cycles, tilings
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation
@@ -77,6 +77,7 @@ IDENTITY = (
 )
 MOST = 60
 LIMIT = {"float32": 2e-3, "bfloat16": 1.5e-2}
+SPLIT_LIMIT = 4e-6
 """Relative difference of two results, ours and PyTorch's."""
 
 
@@ -141,12 +142,9 @@ def row_of(problem: Problem, tiling: Tiling, hardware: Hardware, ms: float) -> l
     units, blocks = prod(tiling.tiles) * groups, hardware.multiprocessors
     if tiling.weights.resident:
         blocks -= blocks % groups
-    outputs = task.outputs * task.element_bytes
-    filled = task.filled * outputs
-    memory = (task.bytes - filled) / units / DRAM_BYTES
-    fill = (outputs if task.fill_first else filled) / DRAM_BYTES / hardware.multiprocessors
+    memory = memory_cycles(task, units, hardware)
     work = [getattr(tiling.work, name) for name in NAMES]
-    return [float(f"{value:.6g}") for value in (ms, -(-units // blocks), memory, fill, *work)]
+    return [float(f"{value:.6g}") for value in (ms, -(-units // blocks), *memory, *work)]
 
 
 def calls(problem: Problem) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]]:
@@ -175,6 +173,11 @@ def calls(problem: Problem) -> tuple[Callable[[], torch.Tensor], Callable[[], to
     )
 
 
+def rounded(problem: Problem) -> bool:
+    """To what the tensor cores multiply."""
+    return problem.tf32 or problem.dtype != "float32"
+
+
 def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, Any] | None:
     choices = chosen(problem, hardware) if sm90.legality(problem, hardware) is None else []
     if not choices:
@@ -188,7 +191,8 @@ def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, 
             plans.record = lambda key, record=record: record  # type: ignore[misc]
             plans.clear()
             error = float((ours().float() - expected).norm() / expected.norm())
-            assert error <= LIMIT[problem.dtype], (problem, choice.identity, error)
+            limit = LIMIT[problem.dtype] if rounded(problem) else SPLIT_LIMIT
+            assert error <= limit, (problem, choice.identity, error)
             times[choice.identity] += [clock.milliseconds(lambda: (ours(),)) for _ in range(4)]
     medians = [median(times[choice.identity]) for choice in choices]
     return line_of(problem, choices, medians, hardware)
@@ -208,6 +212,7 @@ def line_of(
         "dtype": problem.dtype,
         "direction": problem.direction,
         "channels_last": problem.channels_last,
+        **({} if rounded(problem) else {"split": True}),
         "names": NAMES,
         "identity": IDENTITY,
         "tilings": [choice.identity for choice in choices],
@@ -215,25 +220,27 @@ def line_of(
     }
 
 
-def problems(names: Sequence[str]) -> list[Problem]:
-    layers = [case.problem(tf32=True) for case in CASES if not names or case.name in names]
+def problems(names: Sequence[str], tf32: bool = True) -> list[Problem]:
+    layers = [case.problem(tf32=tf32) for case in CASES if not names or case.name in names]
     if not names:
-        layers += [Problem.of(*layer, tf32=True) for layer in LAYERS]
+        layers += [Problem.of(*layer, tf32=tf32) for layer in LAYERS]
     return [
         replace(layer, dtype=dtype, direction=direction, channels_last=last)
         for layer in layers
-        for dtype in ("float32", "bfloat16")
+        for dtype in (("float32", "bfloat16") if tf32 else ("float32",))
         for direction, last in (("grad_input", False), ("forward", False), ("forward", True))
         if layer.ndim > 1 or not last
     ]
 
 
 if __name__ == "__main__":
-    torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
+    tf32 = "--split" not in sys.argv
+    names = [name for name in sys.argv[2:] if name != "--split"]
+    torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
     machine = plans.cuda_hardware(0)
     gpu_clock = GpuClock()
     with gzip.open(sys.argv[1], "wt") as file, torch.no_grad():
-        for each_problem in problems(sys.argv[2:]):
+        for each_problem in problems(names, tf32):
             line = measure(each_problem, machine, gpu_clock)
             if line is not None:
                 file.write(json.dumps(line, separators=(",", ":")) + "\n")

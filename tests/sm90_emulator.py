@@ -65,6 +65,11 @@ class Plan:
     @property
     def elements(self) -> int:
         """Channels of a 16-byte block."""
+        return 4 if self.operand == 0 else 8
+
+    @property
+    def whole(self) -> int:
+        """Elements in 16 bytes of a tensor."""
         return 8 if self.operand in (1, 2) else 4
 
     def side(self, job: int) -> int:
@@ -125,15 +130,16 @@ def steps(pairs: list[int]) -> list[range]:
 
 
 def weight_steps(plan: Plan, pairs: list[int]) -> list[tuple[range, int]]:
-    """The pairs of each weight block, and which part of the weights it holds: 1 for tails, which
-    come first in each piece of the list that is summed by itself."""
+    """The pairs of each weight block, and which part of the weights meets which part of the input:
+    0 heads that meet heads; 1 tails, 2 heads that meet tails, which come before in each piece of
+    the list that is summed by itself."""
     if plan.parts == 1:
         return [(part, 0) for part in steps(pairs)]
     pieces = range(pairs[0], sum(pairs), plan.sum_pairs)
     return [
-        (part, tail)
+        (part, which)
         for first in pieces
-        for tail in (1, 0)
+        for which in (1, 2, 0)
         for part in steps([first, min(plan.sum_pairs, sum(pairs) - first)])
     ]
 
@@ -181,11 +187,11 @@ def pack_block(
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
             on = (tap >= 0) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
-            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail)
+            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail == 1)
     return block
 
 
-def part_of(plan: Plan, values: np.ndarray, tail: int) -> np.ndarray:
+def part_of(plan: Plan, values: np.ndarray, tail: bool) -> np.ndarray:
     """A number as the tensor core gets it: all of it, or the head or the tail of a split one."""
     if plan.parts == 1:
         return values
@@ -215,14 +221,14 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
     """One slice of the tile, [channel block, pixel, channel of the block]; NaN where unfilled.
     `x` is [image, group, channel, depth, row, column]."""
     elements = plan.elements
-    together = elements // 4 if plan.copy >= 3 else 4  # pixels that a loader takes at a time
+    together = plan.whole // 4 if plan.copy >= 3 else 4  # pixels that a loader takes at a time
     pitch = together if plan.flat else plan.pitch
     assert (pitch % together, plan.pixels % 4) == (0, 0), "items are pixels of a row"
     first_x = where.x * plan.in_step_x + plane[2]
     if not plan.channels_last and plan.copy == 0:
         starts = (first_x % 4, plan.in_w % 4, plan.in_step_x)
         assert starts == (0, 0, 1), "whole vectors start on multiples of 4"
-    if plan.copy == 1 and plan.elements == 8:
+    if plan.copy == 1 and plan.whole == 8:
         starts = (first_x % 2, plan.in_w % 2, plan.in_step_x)
         assert starts == (0, 0, 1), "4 bytes are two pixels"
     if plan.copy >= 3:
@@ -241,7 +247,7 @@ def fill(plan: Plan, x: np.ndarray, where: Unit, plane: list[int], piece: int) -
         if on.any():
             found = x[(where.o + image)[on], where.group, first:last, iz, iy[on], ix[on]]
             values[: last - first, on] = found.T
-    parts = [part_of(plan, values, tail) for tail in range(plan.parts)]
+    parts = [part_of(plan, values, tail) for tail in (False, True)[: plan.parts]]
     blocks = np.concatenate(parts).reshape(-1, elements, plan.pixels)
     tile = np.full((len(blocks), plan.block_pitch + 256, elements), np.nan)
     tile[:, : plan.pixels] = blocks.transpose(0, 2, 1)
@@ -274,9 +280,9 @@ def fill_from_boxes(
     tensor = x.reshape(-1, *x.shape[2:])  # groups of all images
     if rows_apart:
         tensor = x.reshape(len(tensor), plan.in_channels // classes, 1, 1, -1)
-    rows_bytes = np.cumprod(tensor.shape[:1:-1]) * 16 // elements
+    rows_bytes = np.cumprod(tensor.shape[:1:-1]) * 16 // plan.whole
     assert not (rows_bytes % 16).any(), "rows, depths and channels start on 16 bytes"
-    assert plan.raw_w % elements == 0, "rows of a box are whole 16 bytes"
+    assert plan.raw_w % plan.whole == 0, "rows of a box are whole 16 bytes"
     assert max(plan.raw_w, plan.raw_h, plan.raw_rows * plan.raw_step, plan.tile_o) <= 256
     assert plan.raw_step <= 8
     assert plan.conv_groups == 1 or plan.tile_o == 1
@@ -302,12 +308,13 @@ def check_raw_ring(plan: Plan) -> None:
     """Boxes land on 128 bytes and do not overlap."""
     boxes = min(plan.raw_residues, plan.raw_h) * plan.raw_classes
     assert plan.raw_rows * plan.raw_residues >= plan.raw_h
-    of_one = plan.raw_w * plan.raw_rows * plan.tile_o * plan.raw_blocks * 16 // plan.raw_classes
+    block = plan.elements // plan.whole * 16
+    of_one = plan.raw_w * plan.raw_rows * plan.tile_o * plan.raw_blocks * block // plan.raw_classes
     assert of_one <= plan.raw_stride
     assert (plan.raw_stride % 128, boxes * plan.raw_stride) == (0, plan.raw_bytes)
     assert plan.raw_chunks >= 2
     image = plan.rows * plan.pitch
-    assert plan.elements == 4 or plan.tile_o == 1 or image % 2 == 0, "a pair is of one image"
+    assert plan.whole == 4 or plan.tile_o == 1 or image % 2 == 0, "a pair is of one image"
 
 
 def tile_box(
@@ -316,8 +323,8 @@ def tile_box(
     """[image, channel, row, column] of a tile, as one box."""
     z = where.z * plan.in_step_z + plane[0]
     y, q = where.y * plan.lanes * plan.in_step_y + plane[1], where.x * plan.in_step_x + plane[2]
-    late = q % plan.elements  # boxes begin on 16 bytes
-    assert plan.elements == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
+    late = q % plan.whole  # boxes begin on 16 bytes
+    assert plan.whole == 4 or plan.in_step_x > 1 or late % 2 == 0, "16 bits are read in pairs"
     at = [where.o * plan.conv_groups + where.group, channel, z, y, q - late]
     size = [plan.tile_o, plan.raw_blocks * plan.elements, 1, plan.raw_h, plan.raw_w]
     assert (plan.raw_rows, plan.raw_step) == (plan.raw_h, plan.in_step_y)
@@ -334,13 +341,13 @@ def row_boxes(
     result = np.full((plan.tile_o, channels, plan.raw_h, plan.raw_w), np.nan)
     together = plan.in_d * plan.in_h * classes if plan.flat else 1 << plan.raw_shift
     grouped = tensor.reshape(*tensor.shape[:2], -1, 1, together * plan.in_w).swapaxes(2, 3)
-    assert grouped.shape[-1] * 16 // plan.elements % 16 == 0, "groups of rows start on 16 bytes"
+    assert grouped.shape[-1] * 16 // plan.whole % 16 == 0, "groups of rows start on 16 bytes"
     for residue, of_class in product(range(min(plan.raw_residues, plan.raw_h)), range(classes)):
         row = (of_class * plan.in_d + z) * plan.in_h + y + residue * plan.in_step_y
         group = row >> plan.raw_shift
         run = (row - (group << plan.raw_shift)) * plan.in_w + q
-        late = run % plan.elements
-        apart = plan.elements == 4 or plan.in_step_x > 1 or plan.in_w % 2
+        late = run % plan.whole
+        apart = plan.whole == 4 or plan.in_step_x > 1 or plan.in_w % 2
         assert apart or late % 2 == 0, "16 bits are read in pairs"
         at = [where.o * plan.conv_groups + where.group, channel // classes, 0, group, run - late]
         if not 0 <= z < plan.in_d:
@@ -415,16 +422,14 @@ def accumulate(
         flat = tile[:, : plan.block_pitch].reshape(-1, e)
         flat = np.concatenate([flat, np.full((4096, e), np.nan)])
         for j in range(plan.job_blocks):
-            for part, tail in weight_steps(plan, lists[j]):
-                # Heads of split weights meet heads and tails of the input, tails the heads alone.
-                for of_input in range(1 if tail else plan.parts):
-                    for k, i in enumerate(part):
-                        first = plan.pairs[i]["offset"]
-                        first += of_input * plan.slice_blocks * plan.block_pitch
-                        ends = [flat[first + h * plan.block_pitch :] for h in (0, 1)]
-                        operand = np.concatenate([end[: plan.tile_n] for end in ends], axis=1)
-                        weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
-                        d[j] += weights.T @ operand.T
+            for part, which in weight_steps(plan, lists[j]):
+                for k, i in enumerate(part):
+                    first = plan.pairs[i]["offset"]
+                    first += (which == 2) * plan.slice_blocks * plan.block_pitch  # to the tails
+                    ends = [flat[first + h * plan.block_pitch :] for h in (0, 1)]
+                    operand = np.concatenate([end[: plan.tile_n] for end in ends], axis=1)
+                    weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
+                    d[j] += weights.T @ operand.T
                 block += 1
     assert block == job["weights"] + job["steps"]
     return d

@@ -20,6 +20,8 @@ CUDA = TESTS.parent / "upconv" / "csrc" / "cuda"
 DEVICE = TESTS / "cuda_on_cpu"
 HEADERS = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cuda_runtime_api.h")
 LAUNCH = re.compile(r"([\w<>]+)<<<(\w+), (\w+), \w+, stream>>>\(")
+OF_A_BLOCK = re.compile(r"^  __shared__ ", re.M)
+"""Variables of all threads of a block: one is run after the other."""
 PARTS = ("tf32", "bf16", "fp16", "split")
 SOURCES = (
     *(file.stem for part in PARTS for file in sorted(CUDA.glob(f"sm90_{part}*.cu"))),
@@ -34,7 +36,8 @@ def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
     """The kernel as a library; takes a minute."""
     for file in CUDA.iterdir():
         name = f"{file.stem}.cpp" if file.suffix == ".cu" else file.name
-        (folder / name).write_text(LAUNCH.sub(r"launch(\1, \2, \3, ", file.read_text()))
+        text = OF_A_BLOCK.sub("  static ", file.read_text())
+        (folder / name).write_text(LAUNCH.sub(r"launch(\1, \2, \3, ", text))
     for file in DEVICE.iterdir():
         (folder / file.name).write_text(file.read_text())
     for name in (*HEADERS, "wgmma.cuh", "wgmma_registers.cuh"):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from sm90_emulator import Plan, steps
+from sm90_emulator import Plan
 
 LOADER_WARPS = 3
 Role = Iterator[Callable[[], bool]]
@@ -110,19 +110,6 @@ class Block:
         """Weight blocks of a consumer in each slice of a visit."""
         return int(self.plan.visits[visit]["steps"][c])
 
-    def issued(self, visit: int, c: int) -> list[tuple[int, bool]]:
-        """The steps that a consumer issues in each slice of a visit: how many weight blocks it goes
-        back before each, and whether it keeps the block for later."""
-        if not self.together:
-            return [(0, False)] * self.steps(visit, c)
-        result = []
-        for begin, count in self.plan.visits[visit]["lists"][c]:
-            for first in range(0, count, self.plan.sum_pairs):
-                some = len(steps([begin, min(count - first, self.plan.sum_pairs)]))
-                result += [(0, False)] * some + [(0, True)] * some
-                result += [(some, False)] + [(0, False)] * (some - 1)
-        return result
-
     def weights(self, sides: tuple[int, ...]) -> Role:
         """The feeder's weight blocks for these consumers, in the order of their turns, straight
         through each job's; of the first unit alone where they stay."""
@@ -198,14 +185,11 @@ class Block:
                         yield self._full(slot)
                     assert self.slots.holds[slot.at] == (tile, slice_)
                     steps = self.steps(slice_[0], side)
-                    for back, keep in self.issued(slice_[0], side):
-                        stage.skip(-back)
-                        sent -= back
+                    for _ in range(steps):
                         yield self._full(stage)
                         assert ring.holds[stage.at] == (self._weights(tile), job, sent)
                         sent += 1
-                        stays = keep or self.plan.resident
-                        flight.append([] if stays else [ring.free[stage.at]])
+                        flight.append([] if self.plan.resident else [ring.free[stage.at]])
                         self._retire(flight, 2)
                         stage.skip()
                     if steps:

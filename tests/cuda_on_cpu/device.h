@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <map>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -53,6 +54,11 @@ struct alignas(16) int4 {
   int x, y, z, w;
 };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline uint32_t atomicMax(uint32_t* at, uint32_t v) { return std::exchange(*at, max(*at, v)); }
+inline uint32_t atomicMin(uint32_t* at, uint32_t v) { return std::exchange(*at, min(*at, v)); }
+uint32_t warp_most(uint32_t mine);  // of all threads of a warp
+inline uint32_t __reduce_max_sync(uint32_t, uint32_t v) { return warp_most(v); }
+inline uint32_t __reduce_min_sync(uint32_t, uint32_t v) { return ~warp_most(~v); }
 inline int __popc(uint32_t v) { return __builtin_popcount(v); }
 inline int __clz(uint32_t v) { return v ? __builtin_clz(v) : 32; }
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t pick) {

@@ -13,13 +13,26 @@ namespace ptx {
 struct BFloat16 {
   uint16_t bits;
 };
-struct Float16 {  // never computed with here: the kernel treats it as it does bfloat16
+struct Float16 {
   uint16_t bits;
 };
+inline _Float16 half_of(uint16_t bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return value;
+}
 inline float widened(BFloat16 v) { return float_of(uint32_t{v.bits} << 16); }
-inline float widened(Float16 v) { return float_of(uint32_t{v.bits} << 16); }
+inline float widened(Float16 v) { return static_cast<float>(half_of(v.bits)); }
 inline BFloat16 to_bfloat16(float v) { return {__float2bfloat16(v).bits}; }
-inline Float16 to_float16(float v) { return {__float2bfloat16(v).bits}; }
+inline Float16 to_float16(float v) {
+  const auto narrow = static_cast<_Float16>(v);
+  Float16 result;
+  std::memcpy(&result, &narrow, 2);
+  return result;
+}
+inline uint32_t to_halves(float low, float high) {
+  return to_float16(low).bits | static_cast<uint32_t>(to_float16(high).bits) << 16;
+}
 
 // Shared addresses are offsets, from 1024 on: 0 would hide a mistake.
 constexpr uint32_t kBase = 1024;
@@ -139,6 +152,7 @@ inline void keep_after_wait(float&) {}
 }  // namespace ptx
 
 struct Tf32;
+struct Fp16;
 struct Split;
 
 // A sum as the tensor core keeps it: what does not fit is cut off.
@@ -151,10 +165,11 @@ inline float truncated(double sum) {
 // d[64 x N] += A[64 x K] * B[N x K]^T: this thread's part, which is two rows of each 8 columns.
 template <typename Operand, int N>
 struct Product {
-  static constexpr bool kWide = std::is_same_v<Operand, Tf32> || std::is_same_v<Operand, Split>;
-  static constexpr int kBytes = kWide ? 4 : 2, kBlock = 16 / kBytes;
+  static constexpr bool kHalves = std::is_same_v<Operand, Fp16> || std::is_same_v<Operand, Split>;
+  static constexpr int kBytes = std::is_same_v<Operand, Tf32> ? 4 : 2, kBlock = 16 / kBytes;
 
   static float number(uint32_t bits) {
+    if (kHalves) return ptx::widened(ptx::Float16{static_cast<uint16_t>(bits)});
     return float_of(kBytes == 2 ? bits << 16 : bits & 0xffffe000);
   }
   static float read(uint64_t descriptor, int row, int k) {

@@ -12,9 +12,11 @@ extern "C" const char* upconv_run(const int64_t* record, int64_t length, const v
   plan = {};
   if (!read_sm90_plan(record, length, &plan)) return "the integers do not make a plan";
   std::vector<uint4> packed(sm90_packed_bytes(plan) / 16, uint4{~0u, ~0u, ~0u, ~0u});
+  std::vector<uint2> ranges(sm90_workspace_bytes(plan) / sizeof(uint2), uint2{~0u, 0});
   begin_run({{x, static_cast<size_t>(x_bytes), false},
              {weight, static_cast<size_t>(weight_bytes), false},
              {packed.data(), packed.size() * 16, false},
+             {ranges.data(), ranges.size() * sizeof(uint2), false},
              {bias, static_cast<size_t>(bias_bytes), false},
              {y, static_cast<size_t>(y_bytes), true}},
             seed);
@@ -23,6 +25,7 @@ extern "C" const char* upconv_run(const int64_t* record, int64_t length, const v
   plan.w = packed.data();
   plan.bias = bias;
   plan.y = y;
+  plan.ranges = ranges.data();
   if (sm90_fprop(plan, multiprocessors, nullptr)) return "the launch was refused";
   return end_run();
 }

@@ -311,18 +311,20 @@ def raw_rings(
     if area.copy < COPY_BOXES:
         yield Box(0, 0, 0, 0, 0), GATHER_BYTES
         return
+    task = shape.task
     columns, rows = box_of(shape, area)
     group, residues, step = row_groups(shape, area)
-    classes = channel_classes(shape.task) if area.copy == COPY_ROWS else 1
+    classes = channel_classes(task) if area.copy == COPY_ROWS else 1
     box_rows = -(-rows // residues)
     count = min(residues, rows) * classes
-    block = columns * box_rows * area.images * 16 // classes  # of one box
+    block_bytes = task.block_channels * task.element_bytes
+    block = columns * box_rows * area.images * block_bytes // classes  # of one box
     rings = list(reversed(BOX_RINGS[: 2 if count > 1 else 1]))
-    total = shape.task.in_channels * shape.task.element_bytes // 16
+    total = task.in_channels // task.block_channels
     times = 128 * reads / (slice_blocks * block * count)
     if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
         rings = [(BOX_BEST, BOX_RINGS[0][1])]
-    if times < OFTEN_READ[count > 1] and not shape.task.split:
+    if times < OFTEN_READ[count > 1] and not task.split:
         large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
         rings = [*large, BOX_RINGS[1], *rings]
     known = set()

@@ -132,8 +132,8 @@ def even_part(pairs: int) -> int:
 
 def step_count(pairs: int, sum_pairs: int) -> int:
     """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
-    split: of its parts of `sum_pairs`, and twice, tails and heads."""
+    split: of its parts of `sum_pairs`, and three times, as tails and as heads for both."""
     if sum_pairs:
         parts, left = divmod(pairs, sum_pairs)
-        return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
+        return SPLIT_PRODUCTS * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
     return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()

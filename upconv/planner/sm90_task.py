@@ -62,13 +62,27 @@ class Task:
     weight_group: int
     dtype: str
     split: bool
-    """float32 that must not be rounded to TF32: each number is the sum of two such."""
+    """float32 that must not be rounded to TF32: each number is the sum of two of 16 bits."""
     channels_last: bool
     bias: bool
 
     @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
+
+    @property
+    def block_channels(self) -> int:
+        """Of a channel block, 16 bytes of a pixel as the tensor core gets it."""
+        return 8 if self.split else 16 // self.element_bytes
+
+    @property
+    def channel_blocks(self) -> int:
+        """Two make a product."""
+        return 2 * -(-self.in_channels // (2 * self.block_channels))
+
+    @property
+    def inputs(self) -> int:
+        return self.batch * self.groups * self.in_channels * prod(self.in_size)
 
     @property
     def outputs(self) -> int:
@@ -110,10 +124,9 @@ class Task:
     @property
     def bytes(self) -> int:
         """Least traffic: input and weight read once, output written once."""
-        x = self.batch * self.groups * self.in_channels * prod(self.in_size)
         w = self.groups * self.in_channels * self.out_channels * prod(self.kernel)
         b = self.groups * self.out_channels if self.bias else 0
-        return (x + w + self.outputs + b) * self.element_bytes
+        return (self.inputs + w + self.outputs + b) * self.element_bytes
 
 
 def padded(sizes: tuple[int, ...]) -> Triple:

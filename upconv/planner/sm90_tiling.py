@@ -12,7 +12,7 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from .problem import Hardware
-from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings, up
+from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings
 from .sm90_cost import (
     CLOCK_MHZ,
     CONSTANTS,
@@ -210,7 +210,7 @@ def tilings(
 ) -> Iterator[Tiling]:
     """Every legal tiling of a shape, with its expected time."""
     split = shape.task.split
-    total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+    total_blocks = shape.task.channel_blocks
     depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
     loads: dict[tuple[int, bool, int], Load] = {}
     for n, blocks in SPLIT_TILES if split else TILES:
@@ -284,7 +284,7 @@ def pipelines(
 ) -> Iterator[Tiling]:
     """The depths of the rings that fit shared memory."""
     slice_blocks = form[3]
-    total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+    total_blocks = shape.task.channel_blocks
     slices = -(-total_blocks // slice_blocks)
     parts = SPLIT_PARTS if shape.task.split else 1
     slot = parts * slice_blocks * block_pitch(area) * 16
@@ -460,13 +460,21 @@ def timed(
     """The work of a unit, and the cycles that the whole task should take."""
     units = prod(tiles) * load.groups * shape.task.groups
     work = unit_work(shape, load, job, form, area, depth, units)
-    filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
-    memory = (shape.task.bytes - filled) / units / DRAM_BYTES
     blocks = hardware.multiprocessors
     if depth[3]:  # weights stay: each has units of one group of jobs
         blocks -= blocks % (load.groups * shape.task.groups)
     waves = -(-units // blocks)
-    if shape.task.fill_first:
-        filled = shape.task.outputs * shape.task.element_bytes
-    fill = filled / DRAM_BYTES / hardware.multiprocessors
-    return work, max(work.cycles, memory) * waves + fill + work.constants["start"]
+    memory, before = memory_cycles(shape.task, units, hardware)
+    return work, max(work.cycles, memory) * waves + before + work.constants["start"]
+
+
+def memory_cycles(task: Task, units: int, hardware: Hardware) -> tuple[float, float]:
+    """The least that the memory needs: for a unit, and for what passes over a tensor before them
+    (rows without taps are filled, the range of split float32 is found)."""
+    outputs = task.outputs * task.element_bytes
+    filled = task.filled * outputs
+    passes = outputs if task.fill_first else filled
+    if task.split:
+        passes += task.inputs * task.element_bytes
+    before = passes / DRAM_BYTES / hardware.multiprocessors
+    return (task.bytes - filled) / units / DRAM_BYTES, before

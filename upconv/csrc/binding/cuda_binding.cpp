@@ -134,6 +134,17 @@ Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const CudaKe
   return packed;
 }
 
+// What a plan needs besides its tensors; nothing for most of them.
+Tensor workspace_of(const CudaKernel& kernel, const PlanPointer& plan, at::Device device) {
+  if (kernel.workspace_bytes == nullptr) return {};
+  const int64_t bytes = kernel.workspace_bytes(plan->prepared.get());
+  return bytes ? empty_cuda({bytes}, at::kByte, device, at::MemoryFormat::Contiguous) : Tensor();
+}
+
+void* pointer_to(const Tensor& workspace) {
+  return workspace.defined() ? workspace.mutable_data_ptr() : nullptr;
+}
+
 // ------------------------------------------------------------------------------------------------
 // One call
 
@@ -166,8 +177,10 @@ Tensor run_kernel(const CudaKernel& kernel, const PlanKey& key, const PlanPointe
   const Tensor w = packed_weight(call.weight, plan, kernel, key, stream);
   Tensor y = empty_cuda(at::IntArrayRef(shape).slice(batched ? 0 : 1), x.scalar_type(), x.device(),
                         format);
+  const Tensor workspace = workspace_of(kernel, plan, x.device());
   const Operands operands{x.const_data_ptr(), w.const_data_ptr(),
-                          b.defined() ? b.const_data_ptr() : nullptr, y.mutable_data_ptr()};
+                          b.defined() ? b.const_data_ptr() : nullptr, y.mutable_data_ptr(),
+                          pointer_to(workspace)};
   check(kernel.launch(plan->prepared.get(), operands, multiprocessors(x.device().index()), stream),
         kernel.name, key);
   return y;
@@ -207,15 +220,10 @@ Tensor run_gradient(const CudaKernel& kernel, const PlanKey& key, const PlanPoin
   const Tensor second = by_weight ? readable(other, format, kernel.alignment)
                                   : packed_weight(other, plan, kernel, key, stream);
   Tensor result = empty_cuda(call.size, gy.scalar_type(), gy.device(), format);
-  Tensor workspace;
-  if (kernel.workspace_bytes != nullptr) {
-    workspace = empty_cuda({kernel.workspace_bytes(plan->prepared.get())}, at::kByte, gy.device(),
-                           at::MemoryFormat::Contiguous);
-  }
+  const Tensor workspace = workspace_of(kernel, plan, gy.device());
   Operands operands{(by_weight ? second : dense).const_data_ptr(),
                     (by_weight ? dense : second).const_data_ptr(), nullptr,
-                    result.mutable_data_ptr(),
-                    workspace.defined() ? workspace.mutable_data_ptr() : nullptr};
+                    result.mutable_data_ptr(), pointer_to(workspace)};
   if (kernel.adds_bias != nullptr && kernel.adds_bias(plan->prepared.get())) {
     TORCH_CHECK(bias != nullptr, "upconv: a plan with the bias's gradient for a call without it");
     *bias = empty_cuda({key[kKeyOutChannels]}, gy.scalar_type(), gy.device(),

@@ -131,8 +131,10 @@ inline CudaKernel sm90_kernel() {
             params.w = static_cast<const uint4*>(operands.weight);
             params.bias = operands.bias;
             params.y = operands.output;
+            params.ranges = static_cast<uint2*>(operands.workspace);
             return sm90_fprop(params, multiprocessors, stream);
-          }};
+          },
+          [](const void* plan) { return sm90_workspace_bytes(sm90_plan(plan)); }};
 }
 
 inline CudaKernel::Prepared read_wgrad(const CallSizes& call, const std::vector<int64_t>& record) {

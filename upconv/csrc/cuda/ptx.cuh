@@ -226,6 +226,12 @@ __device__ __forceinline__ Float16 to_float16(float v) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
   return narrow;
 }
+// Two at once, the first in the lower half.
+__device__ __forceinline__ uint32_t to_halves(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
 // Streaming stores, which CUDA has for its own 16-bit types under this name.
 __device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
 __device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }

@@ -2,7 +2,7 @@
 // tiles.
 #pragma once
 
-#include "sm90_layout.cuh"
+#include "sm90_split.cuh"
 
 namespace upconv {
 
@@ -36,28 +36,32 @@ struct BoxFeed {
   const Sm90Params& p;
   const Shared& shared;
   const CUtensorMap& map;
-  const int block_channels;
+  const int block_channels, whole;                      // channels of a block; elements in 16 bytes
+  const int passes;                                     // over the input of each unit
   const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
   // kRows: how many, and what leads from one to the next. Read from the kernel's parameters for
   // each box, these made it 266 cycles instead of 120.
   const int residues, classes, class_channels, class_rows, shift, width, stride;
-  int unit, block = 0, chunk = 0;
+  int unit, pass = 0, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
   int planes = 0;  // of the unit that are still to come, with this one
   int x = 0, y = 0, z = 0, image = 0;
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
-                                     const CUtensorMap& map, int block_channels)
+                                     const CUtensorMap& map, int block_channels, int whole,
+                                     int passes)
       : p(p),
         shared(shared),
         map(map),
         block_channels(block_channels),
+        whole(whole),
+        passes(passes),
         units(ptx::pinned(kRows || p.copy == kCopyBoxes ? unit_count(p) : 0)),
         blocks(ptx::pinned(p.slices * p.slice_blocks)),
         chunks(ptx::pinned(p.raw_chunks)),
         bytes(ptx::pinned(p.raw_w * p.raw_rows * min(p.raw_residues, p.raw_h) * p.tile_o *
-                          p.raw_blocks * 16)),
+                          p.raw_blocks * (block_channels / whole) * 16)),
         chunk_bytes(ptx::pinned(p.raw_bytes)),
         residues(ptx::pinned(min(p.raw_residues, p.raw_h))),
         classes(ptx::pinned(p.raw_classes)),
@@ -97,7 +101,7 @@ struct BoxFeed {
     if constexpr (kRows) {
       start_rows(to, full);
     } else {
-      ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
+      ptx::box_copy(to, map, x & -whole, y, z, block * block_channels, image, full);
     }
     if (++chunk == chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
@@ -107,7 +111,7 @@ struct BoxFeed {
       visit += kVisitWords;
       begin_plane();
     } else {
-      unit += gridDim.x;
+      if (++pass == passes) pass = 0, unit += gridDim.x;
       begin_unit();
     }
   }
@@ -124,7 +128,7 @@ struct BoxFeed {
 #pragma unroll 1
       for (int of_class = classes; of_class > 0; --of_class, row += class_rows) {
         const int at = (row & mask) * width + x;
-        ptx::box_copy(to, map, at & -block_channels, row >> shift, 0, channel, image, full);
+        ptx::box_copy(to, map, at & -whole, row >> shift, 0, channel, image, full);
         to += stride;
       }
     }
@@ -142,14 +146,17 @@ template <typename Operand, bool kApart, bool kRows>
 struct BoxLoader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
-  static constexpr int kWide = kE / 4;           // pixels of one 4-byte read: 1, or 2 of 16 bits
-  static constexpr int kKnown = kRows ? kE : 1;  // channels of a block whose places are kept
+  static constexpr int kVector = kWhole<Operand>;
+  static constexpr int kWide = kVector / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  // Channels of a block whose places are kept; those after them lie as these do, further on.
+  static constexpr int kKnown = kRows ? kVector : 1;
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
   const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
   const uint32_t box_block_step;            // from one channel block of the box to the next
   const uint32_t tail_step;                 // from the head of a split number to its tail
+  const uint32_t known_step;                // from the channels whose places are kept to the next
   const int raw_blocks;
   // Every thread has as many places; those past the tile are read anywhere and not written, those
   // that pad it to 4 pixels are written and never used. Column, row and image in the boxes, a byte
@@ -167,6 +174,7 @@ struct BoxLoader {
         block_step(ptx::pinned(p.block_pitch * 16)),
         box_block_step(ptx::pinned(channel_step * (kE / p.raw_classes))),
         tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
+        known_step(kKnown < kE ? ptx::pinned(channel_step * (kVector / p.raw_classes)) : 0),
         raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
@@ -198,7 +206,7 @@ struct BoxLoader {
 #pragma unroll
       for (int c = 0; c < kKnown; ++c) {
         const uint32_t of_class = c & (p.raw_classes - 1);
-        const uint32_t phase = first + row * row_size + of_class * size & (kE - 1);
+        const uint32_t phase = first + row * row_size + of_class * size & (kVector - 1);
         const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
         source[i][c] = base + channel + (kRows ? phase * sizeof(Element) : 0);
       }
@@ -238,7 +246,7 @@ struct BoxLoader {
     uint32_t from = box + source[0];
 #pragma unroll
     for (int c = 0; c < kE; ++c, from += channel_step) {
-      if constexpr (kRows) from = box + source[c];
+      if constexpr (kRows) from = box + source[c % kKnown] + c / kKnown * known_step;
       if constexpr (kApart) {
         unsigned short low, high;
         ptx::load_shared(low, from);
@@ -250,18 +258,19 @@ struct BoxLoader {
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
-                                        bool on) const {
+  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i, bool on,
+                                        const Band& band) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
-    if constexpr (kE == 4) {
+    if constexpr (Operand::kSplit) {
+      uint32_t head[4], tail[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) band.cut(v[2 * k], v[2 * k + 1], head[k], tail[k]);
+      ptx::store_shared_if(on, target, make_uint4(head[0], head[1], head[2], head[3]));
+      ptx::store_shared_if(on, target + tail_step, make_uint4(tail[0], tail[1], tail[2], tail[3]));
+    } else if constexpr (kE == 4) {
       ptx::store_shared_if(on, target,
                            make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
                                       Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
-      if constexpr (Operand::kSplit) {
-        ptx::store_shared_if(on, target + tail_step,
-                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
-                                        Operand::tail(v[2]), Operand::tail(v[3])));
-      }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;
@@ -280,8 +289,9 @@ struct BoxLoader {
   // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
   __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
-                                        uint32_t target, bool last) const {
-    constexpr int kRoom = (kApart ? 16 : 32) / kE / kBlocks;
+                                        uint32_t target, bool last, const Band& band) const {
+    constexpr int kRegisters = kApart || (kRows && Operand::kSplit) ? 16 : 32;
+    constexpr int kRoom = kRegisters / kE / kBlocks > 0 ? kRegisters / kE / kBlocks : 1;
     constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
 #pragma unroll
     for (int first = 0; first < kPlaces; first += kTogether) {
@@ -296,7 +306,7 @@ struct BoxLoader {
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
-          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last, band);
         }
     }
   }
@@ -304,16 +314,16 @@ struct BoxLoader {
   // All channel blocks of a box, several at a time where a thread has few places.
   template <int kPlaces>
   __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
-                                            uint32_t target, bool last) const {
+                                            uint32_t target, bool last, const Band& band) const {
     constexpr int kBlocks = kApart || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
     int left = raw_blocks;
     for (; left >= kBlocks; left -= kBlocks) {
-      place<kBlocks, kPlaces>(box, source, target, last);
+      place<kBlocks, kPlaces>(box, source, target, last, band);
       box += kBlocks * box_block_step;
       target += kBlocks * block_step;
     }
     for (; kBlocks > 1 && left > 0; --left) {
-      place<1, kPlaces>(box, source, target, last);
+      place<1, kPlaces>(box, source, target, last, band);
       box += box_block_step;
       target += block_step;
     }
@@ -332,37 +342,43 @@ struct BoxLoader {
     const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
     uint32_t source[kPlaces][kKnown], outside = 0;
     int known = -1;  // the `first` of the sources
+    const Bands<Operand::kSplit> bands(shared);
+    const int passes = bands.count();
     if constexpr (!kRows) find_sources(source, 0);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
       const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      const int* visit = shared.visits + job.visit * kVisitWords;
-      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
-        const int x = box_column(p, where, visit);
-        uint32_t late = (x & (kE - 1)) * sizeof(Element);
-        if constexpr (kRows) {
-          const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
-          const int first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
-          if (first != known) find_sources(source, known = first);
-          if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
-          late = 0;
-        }
-        for (int slices = p.slices; slices > 0; --slices) {
-          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
-          uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int box = boxes; box > 0; --box) {
-            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * chunk_bytes + late, source, target, last);
-            if (kRows && outside) wipe(outside, target);
-            target += raw_blocks * block_step;
-            __syncwarp();
-            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+#pragma unroll 1
+      for (int pass = 0; pass < passes; ++pass) {
+        const Band band = bands.band(pass);
+        const int* visit = shared.visits + job.visit * kVisitWords;
+        for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+          const int x = box_column(p, where, visit);
+          uint32_t late = (x & (kVector - 1)) * sizeof(Element);
+          if constexpr (kRows) {
+            const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
+            const int first = (z * p.in_h + y) * p.in_w + x & (kVector - 1);
+            if (first != known) find_sources(source, known = first);
+            if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
+            late = 0;
           }
-          ptx::fence_async_proxy();
-          __syncwarp();
-          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == slots) slot = 0, slot_parity ^= 1;
+          for (int slices = p.slices; slices > 0; --slices) {
+            ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+            uint32_t target = shared.slots + slot * slot_bytes(p);
+            for (int box = boxes; box > 0; --box) {
+              ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+              place_box(shared.raw + chunk * chunk_bytes + late, source, target, last, band);
+              if (kRows && outside) wipe(outside, target);
+              target += raw_blocks * block_step;
+              __syncwarp();
+              if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+              if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+            }
+            ptx::fence_async_proxy();
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+            if (++slot == slots) slot = 0, slot_parity ^= 1;
+          }
         }
       }
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "sm90_lines.cuh"
+#include "sm90_split.cuh"
 #include "wgmma.cuh"
 
 namespace upconv {
@@ -18,7 +19,8 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   const bool turns;    // the consumers share one ring of weights
   const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
-  bool begun[MB];  // split operands: does d hold anything?
+  bool begun[MB];     // split operands: does d hold anything?
+  float counted = 1;  // what d then counts
   int stage, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -68,7 +70,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::keep_after_wait(d[j][i]);
-      sum[j][i] += d[j][i];
+      sum[j][i] += counted * d[j][i];
     }
   }
 
@@ -93,11 +95,11 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   }
 
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it. `keep`: the block will be read again. `adds`: not the
-  // first of a sum (split operands; zeroed registers instead took them 3 to 19 % longer).
+  // tile. Two steps stay in flight behind it. `adds`: not the first of a sum (split operands;
+  // zeroed registers instead took them 1 to 23 % longer).
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets, bool keep, bool adds) {
+                                           const int* offsets, bool adds) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -117,35 +119,31 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = keep || p.resident ? 0 : stage + 1;
+    newer = p.resident ? 0 : stage + 1;
     if (++stage == ring_end) wrap();
   }
 
   // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
   __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
-                                                const int* pair, int count, bool keep = false,
-                                                bool adds = true) {
+                                                const int* pair, int count, bool adds = true) {
     int left = count;
     for (; left >= 4; left -= 4, pair += 4, adds = true) {
-      multiply<4>(accumulator, tile, pair, keep, adds);
+      multiply<4>(accumulator, tile, pair, adds);
     }
     if (left == 0) return;
-    if (left & 2) multiply<2>(accumulator, tile, pair, keep, adds);
-    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep, adds || left & 2);
+    if (left & 2) multiply<2>(accumulator, tile, pair, adds);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), adds || left & 2);
   }
 
-  // Split operands: each part of the list three times (see Split), the last time with the weight
-  // blocks of the time before.
+  // Split operands: each part of the list three times (see Split).
   __device__ __forceinline__ void multiply_parts(int j, uint32_t tile, const int* pair, int count) {
     const uint32_t tails = p.slice_blocks * p.block_pitch;
     for (int first = 0; first < count; first += p.sum_pairs) {
       const int part = min(count - first, p.sum_pairs);
       if (first) add_up(j);
 #pragma unroll 1
-      for (int pass = 0; pass < 3; ++pass) {
-        if (pass == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
-        multiply_list(d[j], tile + (pass == 1 ? tails : 0), pair + first, part, pass == 1,
-                      begun[j]);
+      for (int time = 0; time < 3; ++time) {
+        multiply_list(d[j], tile + (time == 1 ? tails : 0), pair + first, part, begun[j]);
         begun[j] = true;
       }
     }
@@ -192,8 +190,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     }
   }
 
-  // `visit`: the first plane of the unit, in the table.
-  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       begun[j] = false;
@@ -206,6 +203,10 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
         }
       }
     }
+  }
+
+  // `visit`: the first plane of the unit, in the table.
+  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
     int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);
@@ -239,9 +240,31 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
+      for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[j][i]);
+  }
+
+  // Split operands: once for each band of the input; then the sums as numbers that are not scaled.
+  __device__ __forceinline__ void accumulate_bands(const Unit& where, int job, const int* visit,
+                                                   int slices) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int* scales = row_scales(p, p.w) + row_place(p, where.conv_group, job, row);
+    int scale[MB][2];
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      scale[j][0] = __ldg(scales + j * kRowsPerBlock);
+      scale[j][1] = __ldg(scales + j * kRowsPerBlock + 8);
+    }
+    const Bands<Operand::kSplit> bands(shared);
+#pragma unroll 1
+    for (int pass = 0; pass < bands.count(); ++pass) {
+      counted = bands.unit(pass);
+      accumulate(visit, slices);
+    }
+#pragma unroll
+    for (int j = 0; j < MB; ++j)
+#pragma unroll
       for (int i = 0; i < N / 2; ++i) {
-        ptx::keep_after_wait(d[j][i]);
-        if constexpr (Operand::kSplit) d[j][i] = sum[j][i];
+        d[j][i] = unscaled(sum[j][i], scale[j][i / 2 % 2] + bands.scale(0));
       }
   }
 
@@ -259,7 +282,13 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
       if (skips && c == 1) skip_unit(unit - gridDim.x);
       const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      clear();
+      if constexpr (Operand::kSplit) {
+        accumulate_bands(Unit(p, unit), job_of(p, group, c), visit, slices_of(p, group));
+      } else {
+        accumulate(visit, slices_of(p, group));
+      }
       this->store(job, Unit(p, unit));
       if (skips && c == 0) skip_unit(unit + gridDim.x);
     }

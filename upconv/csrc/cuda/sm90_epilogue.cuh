@@ -304,7 +304,7 @@ struct Epilogue {
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
   template <int j>
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
-    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
+    constexpr int kE = kWhole<Operand>, kLanes = 16 / kE;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];

@@ -2,17 +2,17 @@
 // longer than a box, channels of which too few begin on 16 bytes.
 #pragma once
 
-#include "sm90_layout.cuh"
+#include "sm90_split.cuh"
 
 namespace upconv {
 
 // --- Gathering loaders -----------------------------------------------------------------------
 
-// An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
-// items asynchronously into a ring of its own, then turns them from [channel][pixel] into
-// [pixel][channel] on the way to the slot: 36 KB in flight for each multiprocessor, and no register
-// waits for memory. Plain loads into 64 registers were 1.4x slower on kb57: a wait for the oldest
-// of them waits for all.
+// An item is 4 neighbouring pixels of one channel block, or of half of one where float32 is split:
+// 64 bytes. Each loader thread copies its items asynchronously into a ring of its own, then turns
+// them from [channel][pixel] into [pixel][channel] on the way to the slot: 36 KB in flight for each
+// multiprocessor, and no register waits for memory. Plain loads into 64 registers were 1.4x slower
+// on kb57: a wait for the oldest of them waits for all.
 struct Item {
   uint32_t v[16];
 };
@@ -50,36 +50,42 @@ struct Walker {
 template <typename Operand>
 struct Loader {
   using Element = typename Operand::Element;
-  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kE = kWhole<Operand>;                   // channels of an item
+  static constexpr int kParts = Operand::kBlockChannels / kE;  // items of 4 pixels of a block
   static constexpr int kVector = kItemBytes / kE;  // bytes of one channel of an item: 16 or 8
   static constexpr int kOutside = -(1 << 30);      // offset of an item outside the image
   const Sm90Params& p;
   const Shared& shared;
   // 4 channel blocks and 32 items side by side: a warp then reads 8 neighbouring items of a channel
-  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later passes.
-  const int lane_blocks, lane_block, lane_item, jump, pass_items;
+  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later rounds.
+  // Where an item is a part of a block, parts are what is called blocks here.
+  const int slice_blocks, lane_blocks, lane_block, lane_item, jump, round_items;
   const uint32_t ring;         // this thread's part of the raw ring
   const int64_t channel_step;  // elements from one channel to the next
   int* const offsets;          // this thread's items: where they lie, and their first column
+  const Bands<Operand::kSplit> bands;
   static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
   // What is copied next.
-  int unit, slice = 0, pass = 0, item = 0;
+  int unit, pass = 0, slice = 0, round = 0, item = 0;
   const int* visit = nullptr;
   int planes = 0;                   // of the unit that are still to come, with this one
-  const Element* source = nullptr;  // first channel of the pass
+  uint32_t of_pass = 0;             // of each ring entry, the pass that it is for: 4 bits
+  const Element* source = nullptr;  // first channel of the round
   int channels = 0;                 // that exist from there on
 
   __device__ __forceinline__ Loader(const Sm90Params& p, const Shared& shared)
       : p(p),
         shared(shared),
-        lane_blocks(min(p.slice_blocks, 4)),
+        slice_blocks(kParts * p.slice_blocks),
+        lane_blocks(min(slice_blocks, 4)),
         lane_block(threadIdx.x % lane_blocks),
         lane_item(threadIdx.x / lane_blocks),
         jump(kLoaders / lane_blocks),
-        pass_items((p.pixels / kItemPixels + jump - 1) / jump),
+        round_items((p.pixels / kItemPixels + jump - 1) / jump),
         ring(shared.raw + threadIdx.x * kVector),
         channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
         offsets(shared.offsets + threadIdx.x),
+        bands(shared),
         unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
     next_unit();
   }
@@ -91,10 +97,16 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      planes = job.visits;
-      visit = shared.visits + job.visit * kVisitWords;
+      planes = p.job[job_of(p, group_of(p, unit), 0)].visits;
     } while (planes == 0);
+    pass = 0;
+    begin_pass();
+  }
+
+  __device__ __forceinline__ void begin_pass() {
+    const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+    planes = job.visits;
+    visit = shared.visits + job.visit * kVisitWords;
     begin_plane();
   }
 
@@ -106,7 +118,7 @@ struct Loader {
     const int x = where.x * p.in_step_x + visit[kVisitPlane + 2];
     const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
-    for (int i = 0; i < pass_items; ++i) {
+    for (int i = 0; i < round_items; ++i) {
       const int iy = y + (walker.row * p.tile_lanes + walker.lane) * p.in_step_y;
       const int ix = x + walker.quad * kItemPixels * p.in_step_x;
       const bool row_inside = walker.lane < p.tile_lanes && where.o + walker.image < p.batch &&
@@ -137,6 +149,7 @@ struct Loader {
 
   // Starts the copies of the next item.
   __device__ __forceinline__ void fetch(int entry) {
+    if (Operand::kSplit) of_pass = of_pass & ~(15u << 4 * entry) | pass << 4 * entry;
     const int offset = offsets[item * kLoaders];
     if (p.channels_last) {
       fetch_channels_last(entry, offset);
@@ -151,14 +164,14 @@ struct Loader {
     } else {
       fetch_edges(entry, offset);
     }
-    if (++item < pass_items) return;
+    if (++item < round_items) return;
     item = 0;
     source += lane_blocks * kE * channel_step;
     channels -= lane_blocks * kE;
-    if (++pass * lane_blocks < p.slice_blocks) return;
-    pass = 0;
+    if (++round * lane_blocks < slice_blocks) return;
+    round = 0;
     if (++slice < p.slices) return;
-    if (--planes == 0) return next_unit();
+    if (--planes == 0) return ++pass < bands.count() ? begin_pass() : next_unit();
     visit += kVisitWords;
     begin_plane();
   }
@@ -225,29 +238,39 @@ struct Loader {
     }
   }
 
-  // Puts an item into the slot, as 4 pixels of 16 bytes.
-  __device__ __forceinline__ void place(const Item& from, uint32_t target) const {
+  // Pixel `i` of an item, 4 bytes of its channels each.
+  __device__ __forceinline__ uint4 pixel_of(const Item& from, int i) const {
+    uint32_t word[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (p.channels_last) {
+        word[k] = from.v[4 * i + k];
+      } else if constexpr (kE == 4) {
+        word[k] = from.v[4 * k + i];
+      } else {  // channels 2k and 2k + 1 of pixel i
+        word[k] =
+            __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+      }
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+
+  // Puts the item of a ring entry into the slot, as 4 pixels of 16 bytes, or of 8 and 8.
+  __device__ __forceinline__ void place(const Item& from, int entry, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
-      uint32_t word[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (p.channels_last) {
-          word[k] = from.v[4 * i + k];
-        } else if constexpr (kE == 4) {
-          word[k] = from.v[4 * k + i];
-        } else {  // channels 2k and 2k + 1 of pixel i
-          word[k] = __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2],
-                                i % 2 ? 0x7632 : 0x5410);
-        }
-      }
-      ptx::store_shared(target + i * 16,
-                        make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
-                                   Operand::prepare(word[2]), Operand::prepare(word[3])));
+      const uint4 v = pixel_of(from, i);
       if constexpr (Operand::kSplit) {
-        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16,
-                          make_uint4(Operand::tail(word[0]), Operand::tail(word[1]),
-                                     Operand::tail(word[2]), Operand::tail(word[3])));
+        const Band band = bands.band(of_pass >> 4 * entry & 15);
+        uint2 head, tail;
+        band.cut(v.x, v.y, head.x, tail.x);
+        band.cut(v.z, v.w, head.y, tail.y);
+        ptx::store_shared(target + i * 16, head);
+        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16, tail);
+      } else {
+        ptx::store_shared(target + i * 16,
+                          make_uint4(Operand::prepare(v.x), Operand::prepare(v.y),
+                                     Operand::prepare(v.z), Operand::prepare(v.w)));
       }
     }
   }
@@ -257,23 +280,26 @@ struct Loader {
 template <typename Operand>
 struct Placer {
   const Loader<Operand>& loader;
-  int slot = 0, item = 0, pass = 0;
+  int slot = 0, item = 0, round = 0;
   uint32_t parity = 1;
 
-  __device__ __forceinline__ void put(const Item& from) {
+  // `entry`: of the ring, where the item came from.
+  __device__ __forceinline__ void put(const Item& from, int entry) {
     const Sm90Params& p = loader.p;
     const Shared& shared = loader.shared;
-    if (item == 0 && pass == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
+    if (item == 0 && round == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
     const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
-    const int block = pass * loader.lane_blocks + loader.lane_block;
+    constexpr int kParts = Loader<Operand>::kParts;
+    const int part = round * loader.lane_blocks + loader.lane_block;
+    const int place = part / kParts * p.block_pitch + pixel;
     if (pixel < p.pixels) {
-      loader.place(from,
-                   shared.slots + slot * slot_bytes(p) + (block * p.block_pitch + pixel) * 16);
+      loader.place(from, entry,
+                   shared.slots + slot * slot_bytes(p) + place * 16 + part % kParts * 8);
     }
-    if (++item < loader.pass_items) return;
+    if (++item < loader.round_items) return;
     item = 0;
-    if (++pass * loader.lane_blocks < p.slice_blocks) return;
-    pass = 0;
+    if (++round * loader.lane_blocks < loader.slice_blocks) return;
+    round = 0;
     ptx::fence_async_proxy();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.filled + 8 * slot);
@@ -304,10 +330,10 @@ __device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& 
     Item one, two;
     loader.read(oldest, one);
     loader.read(second, two);
-    placer.put(one);
+    placer.put(one, oldest);
     oldest = second;
     if (--waiting == 0) continue;
-    placer.put(two);
+    placer.put(two, second);
     oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
     --waiting;
   }

@@ -10,6 +10,9 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
+// float32 as two FP16 numbers.
+static bool is_split(const Sm90Params& plan) { return plan.operand == 3; }
+
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   int64_t at = 0;
   auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
@@ -71,9 +74,13 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {
-  int64_t blocks = static_cast<int64_t>(plan.conv_groups) * plan.weight_blocks;
-  if (blocks == 0) blocks = 1;  // a plan without taps still gets a pointer
-  return blocks * kStepBytes;
+  const int64_t scales = static_cast<int64_t>(plan.jobs) * plan.job_blocks * 64 + plan.out_channels;
+  const int64_t behind = is_split(plan) ? plan.conv_groups * scales * 4 : 0;
+  return packed_blocks(plan) * kStepBytes + (behind + 15) / 16 * 16;
+}
+
+int64_t sm90_workspace_bytes(const Sm90Params& plan) {
+  return is_split(plan) ? kRangeBlocks * static_cast<int64_t>(sizeof(uint2)) : 0;
 }
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,

@@ -97,6 +97,14 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
+  if constexpr (Operand::kSplit) {
+    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
+    const int64_t count = area * p.batch * p.conv_groups * p.in_channels;
+    const auto* x = static_cast<const uint32_t*>(p.x);
+    sm90_find_range<Operand><<<kRangeBlocks, kRangeThreads, 0, stream>>>(x, count, p.ranges);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
   const int units = unit_count(p);
   int blocks = units < multiprocessors ? units : multiprocessors;
   // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
@@ -130,6 +138,13 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
   for (int i = 0; i < p.jobs; ++i) {
     const int total = p.job[i].steps * (kStageBytes / 16);
     if (total > most) most = total;
+  }
+  if constexpr (Operand::kSplit) {
+    const dim3 channels(p.out_channels, p.conv_groups);
+    const auto* numbers = static_cast<const uint32_t*>(weight);
+    sm90_scale_channels<Operand><<<channels, 256, 0, stream>>>(p, numbers, packed);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
   }
   const dim3 grid((most + 255) / 256, p.jobs, p.conv_groups);
   sm90_pack_weights<Operand><<<grid, 256, 0, stream>>>(

@@ -13,8 +13,9 @@ namespace upconv {
 // over its limit).
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan);
 
-// Size of the packed weights that a plan reads.
+// Size of the packed weights that a plan reads, and of what `ranges` points to; 0 for none.
 int64_t sm90_packed_bytes(const Sm90Params& plan);
+int64_t sm90_workspace_bytes(const Sm90Params& plan);
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream);

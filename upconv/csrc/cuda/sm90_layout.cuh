@@ -41,33 +41,24 @@ struct Fp16 {
   static __device__ __forceinline__ Element from_float(float v) { return ptx::to_float16(v); }
 };
 
-// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// float32 as the sum of two FP16 numbers, 22 bits together: a slot holds the heads of a slice and
 // then its tails, and each tap list is gone through three times for the three of the four products
-// of two such sums that count. What is small is added while the sum is small: heads of the input
-// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
-// The tensor core adds with truncation, whose errors all have the same sign: some products are
-// summed by themselves and then added to the rest with rounding. That takes two registers for every
-// output, so the two consumers take half of the tile's columns each, with the same weights and
-// without turns.
+// of two such sums that count (sm90_split.cuh). What is small is added while the sum is small:
+// heads of the input with tails of the weights, tails with heads, heads with heads. The tensor core
+// adds with truncation, whose errors all have the same sign: some products are summed by themselves
+// and then added to the rest with rounding. That takes two registers for every output, so the two
+// consumers take half of the tile's columns each, with the same weights and without turns.
 struct Split {
   using Element = float;
-  static constexpr int kBlockChannels = 4, kShares = 2;
+  static constexpr int kBlockChannels = 8, kShares = 2;
   static constexpr bool kSplit = true;
-  // The head, always finite. What is not finite has a head of 1 with its sign and itself as tail:
-  // the products of the head are then numbers, and that of the tail is what IEEE 754 says.
-  static __device__ __forceinline__ uint32_t prepare(uint32_t bits) {
-    const uint32_t size = bits & 0x7fffffffu;
-    const uint32_t rounded = min(size + 0x1000u, 0x7f7fffffu) & 0xffffe000u;
-    return (size < 0x7f800000u ? rounded : 0x3f800000u) | (bits & 0x80000000u);
-  }
-  static __device__ __forceinline__ uint32_t prepare_box(uint32_t bits) { return prepare(bits); }
-  static __device__ __forceinline__ uint32_t tail(uint32_t bits) {
-    const float rest = __uint_as_float(bits) - __uint_as_float(prepare(bits));
-    return ptx::round_to_tf32(__float_as_uint(rest));
-  }
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
+
+// Elements in 16 bytes: what a store, a gathering loader or an aligned box begins with.
+template <typename Operand>
+constexpr int kWhole = 16 / sizeof(typename Operand::Element);
 
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
@@ -115,6 +106,7 @@ __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
 struct Shared {
   // Barriers, 8 bytes each; each name is an array of them.
   uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
+  uint32_t* range;  // split operands: the largest and the least size of the input, as bits
   int* columns;
   int* places;
   int* pairs;
@@ -131,6 +123,7 @@ struct Shared {
     raw_full = spent + 8 * kMaxStages;
     raw_free = raw_full + 8 * kMaxChunks;
     turn = raw_free + 8 * kMaxChunks;
+    range = reinterpret_cast<uint32_t*>(memory + (turn - base) + 16);
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
     places = columns + 256;
     const int fixed = kBarrierBytes + kColumnBytes + 8 * kStagingBytes;
@@ -143,7 +136,7 @@ struct Shared {
     slots = weights + p.rings * p.stages * kStageBytes;
   }
 };
-static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
+static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 24 <= kBarrierBytes,
               "barriers overrun");
 static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
               "TMA writes to multiples of 128 bytes");

@@ -25,7 +25,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   // first output row (none for lines that do not exist), the bias. Of shifted lines instead of the
   // row: elements in this tile and, in the last 8 bits, lines of the warp from this one on.
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
-  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
+  static constexpr int kNoLine = 0x7fffffff, kE = kWhole<Operand>;
 
   // Do lines begin where they do in the output? In the tiles with most sums it made ptxas spill
   // what a consumer keeps of its unit; the planner does not ask for it there.

@@ -15,13 +15,14 @@ constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumu
 constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
 constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
 constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
+constexpr int kRangeBlocks = 256;    // parts of the input whose ranges are found (split operands)
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
 // besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
 // them.
 #define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two FP16 numbers */                   \
   X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
@@ -152,6 +153,7 @@ struct Sm90Params {
   const uint4* w;
   const void* bias;
   void* y;
+  uint2* ranges;  // split operands: kRangeBlocks of them, see sm90_split.cuh
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
@@ -163,6 +165,12 @@ struct Sm90Params {
   Sm90Visit visit[kMaxVisits];
   Sm90Job job[kMaxJobs];
 };
+
+// Weight blocks of all groups; a plan without taps still gets a pointer to one.
+constexpr int64_t packed_blocks(const Sm90Params& p) {
+  const int64_t blocks = static_cast<int64_t>(p.conv_groups) * p.weight_blocks;
+  return blocks ? blocks : 1;
+}
 
 // Besides the TMA's description of the input.
 static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");

@@ -68,9 +68,9 @@ struct OwnWeightFeed {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  const int units, stages;
+  const int units, stages, passes;
   const uint32_t ring;
-  int unit, stage = 0;
+  int unit, pass = 0, stage = 0;
   uint32_t parity = 1;
   // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
   int slices = 0, slice = 0;
@@ -80,11 +80,12 @@ struct WeightFeed {
   // What each consumer needs next. Two pointers, not an array: that would lie in local memory.
   const uint4 *first = nullptr, *second = nullptr;
 
-  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
+  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared, int passes)
       : p(p),
         shared(shared),
         units(ptx::pinned(weight_units(p))),
         stages(ptx::pinned(p.stages)),
+        passes(passes),
         ring(ptx::pinned(shared.weights)),
         unit(blockIdx.x) {
     begin_unit();
@@ -105,7 +106,7 @@ struct WeightFeed {
   __device__ __forceinline__ void find() {
     while (left == 0 && live()) {
       if (slices == 0) {
-        unit += gridDim.x;
+        if (++pass == passes) pass = 0, unit += gridDim.x;
         begin_unit();
         continue;
       }
@@ -137,7 +138,8 @@ struct WeightFeed {
 template <typename Operand, bool kRows>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {
-  BoxFeed<kRows> boxes(p, shared, map, Operand::kBlockChannels);
+  const int passes = Bands<Operand::kSplit>(shared).count();
+  BoxFeed<kRows> boxes(p, shared, map, Operand::kBlockChannels, kWhole<Operand>, passes);
   if (p.rings == 2) {
     OwnWeightFeed first(p, shared, 0), second(p, shared, 1);
     while (first.live() || second.live() || boxes.live()) {
@@ -147,7 +149,7 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
     }
     return;
   }
-  WeightFeed weights(p, shared);
+  WeightFeed weights(p, shared, passes);
   while (weights.live() || boxes.live()) {
     weights.try_next();
     boxes.try_next();

@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
   list_columns<Operand::kShares * N>(p, shared);
+  if constexpr (Operand::kSplit) join_ranges(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -102,18 +103,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 // --- Weight packing --------------------------------------------------------------------------
 
 // Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
-// tails of its weights, then the heads.
+// tails of its weights, then the heads for tails of the input, then those for heads.
+constexpr int kSplitTimes = 3;
 template <typename Operand>
 __device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
   if (!Operand::kSplit) return steps_in_list(list.count);
-  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
-              steps_in_list(list.count % p.sum_pairs));
+  return kSplitTimes * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+                        steps_in_list(list.count % p.sum_pairs));
 }
 
 // The part of a list that a step of split operands belongs to, and the number of its first step.
 __device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
                                             int* first) {
-  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int each = kSplitTimes * (p.sum_pairs / kStepPairs);
   const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
   *first = part * each;
   return {static_cast<uint16_t>(list.begin + begin),
@@ -165,6 +167,17 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
   const int group = blockIdx.z, c = p.alternate ? 0 : blockIdx.y % 2;
   const int total = job.steps * kStepItems;
   weight += static_cast<int64_t>(group) * p.weight_group;
+  const int* scales = nullptr;  // of the group's output channels
+  if constexpr (Operand::kSplit) {
+    scales = channel_scales(p, packed) + group * p.out_channels;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.job_blocks * kRowsPerBlock;
+         i += gridDim.x * blockDim.x) {
+      int out;
+      tap_of_row(p, job, i / kRowsPerBlock, i % kRowsPerBlock, p.pair[0], &out);
+      row_scales(p, packed)[row_place(p, group, blockIdx.y, i)] =
+          scales[min(out, p.out_channels - 1)];
+    }
+  }
   packed += (static_cast<int64_t>(group) * p.weight_blocks + job.weights) * kStepItems;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
     const int row = i % kRowsPerBlock;
@@ -179,13 +192,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       step -= steps_of<Operand>(p, visit.list[c][j++]);
     }
     Sm90List list = visit.list[c][j];
-    bool tail = false;
+    int time = 0;  // that the part is gone through, split operands
     if constexpr (Operand::kSplit) {
       int first;
       list = part_of(p, list, step, &first);
       step -= first;
-      tail = step < steps_in_list(list.count);
-      if (!tail) step -= steps_in_list(list.count);
+      time = step / steps_in_list(list.count);
+      step %= steps_in_list(list.count);
     }
     const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
@@ -201,16 +214,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
                            static_cast<int64_t>(out) * p.weight_out + tap;
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
-    const uint4 v = *reinterpret_cast<uint4*>(values);
     if constexpr (Operand::kSplit) {
-      if (tail) {
-        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
-                               Operand::tail(v.w));
-        continue;
+      const float scale = power_of_two(scales[min(out, p.out_channels - 1)]);
+      uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        words[k] = cut_weights(values[2 * k] * scale, values[2 * k + 1] * scale, time);
       }
+      packed[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+      const uint4 v = *reinterpret_cast<uint4*>(values);
+      packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
+                             Operand::prepare(v.w));
     }
-    packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
-                           Operand::prepare(v.w));
   }
 }
 

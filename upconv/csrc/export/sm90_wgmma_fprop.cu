@@ -11,9 +11,10 @@ UPCONV_ENTRY void* upconv_plan(const int64_t* record, int64_t length) {
   return nullptr;
 }
 
-// Scratch memory that a call needs: the packed weights.
+// Scratch memory that a call needs: the packed weights, then what the kernel itself asks for.
 UPCONV_ENTRY int64_t upconv_scratch_bytes(const void* plan) {
-  return upconv::sm90_packed_bytes(*static_cast<const upconv::Sm90Params*>(plan));
+  const auto& params = *static_cast<const upconv::Sm90Params*>(plan);
+  return upconv::sm90_packed_bytes(params) + upconv::sm90_workspace_bytes(params);
 }
 
 // Packs the weights, then computes y. `bias` may be null. Returns null, or what went wrong.
@@ -30,6 +31,8 @@ UPCONV_ENTRY const char* upconv_forward(const void* plan, const void* x, const v
   params.w = static_cast<const uint4*>(scratch);
   params.bias = bias;
   params.y = y;
+  params.ranges =
+      reinterpret_cast<uint2*>(static_cast<char*>(scratch) + upconv::sm90_packed_bytes(params));
   int multiprocessors = 0;
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   return upconv::reason(upconv::sm90_fprop(params, multiprocessors, on));
