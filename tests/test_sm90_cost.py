@@ -32,7 +32,7 @@ def test_the_cycles_of_a_unit_are_the_sum_of_what_explain_names() -> None:
         assert work.cycles == pytest.approx(sum(work.terms.values()) + constants["unit"])
 
 
-@pytest.mark.parametrize(("column", "slower"), list(enumerate([1.02, 1.02, 1.04, 1.04, 1.01])))
+@pytest.mark.parametrize(("column", "slower"), list(enumerate([1.02, 1.02, 1.04, 1.04, 1.02])))
 def test_the_cost_rule_is_what_the_measurements_give(fit: Any, column: int, slower: float) -> None:
     """What it picks is nearly the fastest, and more fitting would hardly change the constants."""
     names, better, runs = fit.fitted(column, steps=40)

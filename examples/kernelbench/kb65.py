@@ -660,13 +660,27 @@ def _planner():
         weight_group: int
         dtype: str
         split: bool
-        """float32 that must not be rounded to TF32: each number is the sum of two such."""
+        """float32 that must not be rounded to TF32: each number is the sum of two of 16 bits."""
         channels_last: bool
         bias: bool
 
         @property
         def element_bytes(self) -> int:
             return ELEMENT_BYTES[self.dtype]
+
+        @property
+        def block_channels(self) -> int:
+            """Of a channel block, 16 bytes of a pixel as the tensor core gets it."""
+            return 8 if self.split else 16 // self.element_bytes
+
+        @property
+        def channel_blocks(self) -> int:
+            """Two make a product."""
+            return 2 * -(-self.in_channels // (2 * self.block_channels))
+
+        @property
+        def inputs(self) -> int:
+            return self.batch * self.groups * self.in_channels * prod(self.in_size)
 
         @property
         def outputs(self) -> int:
@@ -708,10 +722,9 @@ def _planner():
         @property
         def bytes(self) -> int:
             """Least traffic: input and weight read once, output written once."""
-            x = self.batch * self.groups * self.in_channels * prod(self.in_size)
             w = self.groups * self.in_channels * self.out_channels * prod(self.kernel)
             b = self.groups * self.out_channels if self.bias else 0
-            return (x + w + self.outputs + b) * self.element_bytes
+            return (self.inputs + w + self.outputs + b) * self.element_bytes
 
 
     def padded(sizes: tuple[int, ...]) -> "Triple":
@@ -1069,7 +1082,7 @@ def _planner():
     several), filling the tile limits, and boxes are to be as large as may be: they are 4 to 30 % faster
     than boxes of 8 KB in 180 pairs of tilings, nnunet_3d's input gradient 0.37 -> 0.27 ms, unet_up4's
     0.64 -> 0.51, kb77_3d's in BF16 0.22 -> 0.15. Where it is read more often than the second says, the
-    small ones are 2 % faster. Not tried with split float32."""
+    small ones are 2 % faster."""
     BOX_MOST = 256
     """Elements of a box along one dimension."""
     BOX_STEP_MOST = 8
@@ -1344,18 +1357,20 @@ def _planner():
         if area.copy < COPY_BOXES:
             yield Box(0, 0, 0, 0, 0), GATHER_BYTES
             return
+        task = shape.task
         columns, rows = box_of(shape, area)
         group, residues, step = row_groups(shape, area)
-        classes = channel_classes(shape.task) if area.copy == COPY_ROWS else 1
+        classes = channel_classes(task) if area.copy == COPY_ROWS else 1
         box_rows = -(-rows // residues)
         count = min(residues, rows) * classes
-        block = columns * box_rows * area.images * 16 // classes  # of one box
+        block_bytes = task.block_channels * task.element_bytes
+        block = columns * box_rows * area.images * block_bytes // classes  # of one box
         rings = list(reversed(BOX_RINGS[: 2 if count > 1 else 1]))
-        total = shape.task.in_channels * shape.task.element_bytes // 16
+        total = task.in_channels // task.block_channels
         times = 128 * reads / (slice_blocks * block * count)
         if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
             rings = [(BOX_BEST, BOX_RINGS[0][1])]
-        if times < OFTEN_READ[count > 1] and not shape.task.split:
+        if times < OFTEN_READ[count > 1] or task.split:
             large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
             rings = [*large, BOX_RINGS[1], *rings]
         known = set()
@@ -1409,17 +1424,13 @@ def _planner():
             return f"{self.stages} weight stages"
 
 
-    def weight_rings(
-        split: bool, alternate: bool, groups: int, steps: int, job_steps: int
-    ) -> "Iterator[WeightRings]":
+    def weight_rings(alternate: bool, groups: int, steps: int, job_steps: int) -> "Iterator[WeightRings]":
         """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
         `groups`: different weights that units need; `steps`: weight blocks of all of them; `job_steps`:
         of each job, 0 where they differ. A block of threads always has units of the same group where
         weights stay."""
         for stages in (8, 6, 4):
             yield WeightRings(1, stages)
-        if split:
-            return
         if groups == 1 and 0 < steps <= MAX_STAGES:
             yield WeightRings(1, steps, resident=True)
         elif alternate and 0 < job_steps <= MAX_STAGES:
@@ -1562,10 +1573,10 @@ def _planner():
 
     def step_count(pairs: int, sum_pairs: int) -> int:
         """Weight blocks of a tap list: whole ones, then what is left as 2 and 1. Where float32 is
-        split: of its parts of `sum_pairs`, and twice, tails and heads."""
+        split: of its parts of `sum_pairs`, and three times, as tails and as heads for both."""
         if sum_pairs:
             parts, left = divmod(pairs, sum_pairs)
-            return 2 * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
+            return SPLIT_PRODUCTS * (parts * step_count(sum_pairs, 0) + step_count(left, 0))
         return pairs // STEP_PAIRS + (pairs % STEP_PAIRS).bit_count()
 
     # ===== planner/sm90_cost.py ===================================================================
@@ -1575,8 +1586,8 @@ def _planner():
     # 354 problems, forward, the input's gradient and channels_last. What counts is that the tiling they
     # pick is fast: on average it is 2 % slower than the fastest one measured, 3 % with channels_last.
     # (Least squares of all times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last.
-    # On 150 drawn layers that nothing was fitted to it is 4 % slower. Split float32: 2,554 runs of 195
-    # problems, less than 1 % slower. The terms add up because the stages of the pipeline share the port
+    # On 150 drawn layers that nothing was fitted to it is 4 % slower. Split float32: 3,378 runs of 169
+    # problems, 1 % slower. The terms add up because the stages of the pipeline share the port
     # of shared memory and wait for each other.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
@@ -1585,31 +1596,31 @@ def _planner():
 
     COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
     CYCLES = {
-        "operands": (0.788, 0.799, 0.99, 1.05, 0.873),
-        "placed": (0.0, 0.0, 0.0, 0.0, 0.0198),
-        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0207),
-        "slices": (335.0, 455.0, 797.0, 960.0, 490.0),
-        "boxes": (97.0, 50.6, 0.0, 0.0, 26.8),
-        "starved": (95.5, 82.7, 0.0, 0.0, 41.5),
-        "row_chunks": (88.5, 58.9, 0.0, 0.0, 91.7),
-        "row_boxes": (14.6, 30.4, 0.0, 0.0, 6.65),
-        "stepped": (0.000157, 0.0202, 0.0, 0.0, 0.00217),
-        "turns": (765.0, 369.0, 1020.0, 382.0, 385.0),
-        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.00278),
-        "segments": (3.25, 3.35, 0.0, 0.0, 1.81),
-        "cut": (3.8, 5.4, 0.0, 0.0, 4.54),
-        "ragged": (3.78, 0.909, 0.0, 0.0, 3.93),
-        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0303),
+        "operands": (0.788, 0.799, 0.99, 1.05, 0.836),
+        "placed": (0.0, 0.0, 0.0, 0.0, 0.000238),
+        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0116),
+        "slices": (335.0, 455.0, 797.0, 960.0, 725.0),
+        "boxes": (97.0, 50.6, 0.0, 0.0, 122.0),
+        "starved": (95.5, 82.7, 0.0, 0.0, 228.0),
+        "row_chunks": (88.5, 58.9, 0.0, 0.0, 124.0),
+        "row_boxes": (14.6, 30.4, 0.0, 0.0, 0.263),
+        "stepped": (0.000157, 0.0202, 0.0, 0.0, 3.15e-05),
+        "turns": (765.0, 369.0, 1020.0, 382.0, 7.86),
+        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.000266),
+        "segments": (3.25, 3.35, 0.0, 0.0, 3.34),
+        "cut": (3.8, 5.4, 0.0, 0.0, 5.14),
+        "ragged": (3.78, 0.909, 0.0, 0.0, 4.72),
+        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0431),
         "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
         "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
         "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
         "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
-        "lines": (0.905, 0.839, 0.0, 0.0, 0.862),
-        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.0173),
-        "shallow": (53.7, 82.0, 5.85, 0.932, 38.7),
-        "gathered": (1.0, 1.0, 0.544, 0.241, 1.0),
-        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 2910.0),
-        "start": (22090.0, 23660.0, 26580.0, 27780.0, 26190.0),
+        "lines": (0.905, 0.839, 0.0, 0.0, 0.649),
+        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.0178),
+        "shallow": (53.7, 82.0, 5.85, 0.932, 63.2),
+        "gathered": (1.0, 1.0, 0.544, 0.241, 3.87),
+        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 5222.0),
+        "start": (22090.0, 23660.0, 26580.0, 27780.0, 25830.0),
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
     "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
@@ -1963,7 +1974,7 @@ def _planner():
     ) -> "Iterator[Tiling]":
         """Every legal tiling of a shape, with its expected time."""
         split = shape.task.split
-        total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+        total_blocks = shape.task.channel_blocks
         depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
         loads: "dict[tuple[int, bool, int], Load]" = {}
         for n, blocks in SPLIT_TILES if split else TILES:
@@ -2037,7 +2048,7 @@ def _planner():
     ) -> "Iterator[Tiling]":
         """The depths of the rings that fit shared memory."""
         slice_blocks = form[3]
-        total_blocks = up(-(-shape.task.in_channels * shape.task.element_bytes // 16), 2)
+        total_blocks = shape.task.channel_blocks
         slices = -(-total_blocks // slice_blocks)
         parts = SPLIT_PARTS if shape.task.split else 1
         slot = parts * slice_blocks * block_pitch(area) * 16
@@ -2046,7 +2057,7 @@ def _planner():
         known: "dict[tuple[int, int, bool, bool], tuple[UnitWork, float]]" = {}
         own = False  # rings of their own for the consumers: the longest that fit, they cost the same
         groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
-        for weights in weight_rings(shape.task.split, form[2], groups, *steps):
+        for weights in weight_rings(form[2], groups, *steps):
             slots = min((room - weights.bytes) // slot, MAX_SLOTS)
             if slots < 2 or (weights.rings == 2 and own and not weights.resident):
                 continue
@@ -2213,16 +2224,24 @@ def _planner():
         """The work of a unit, and the cycles that the whole task should take."""
         units = prod(tiles) * load.groups * shape.task.groups
         work = unit_work(shape, load, job, form, area, depth, units)
-        filled = shape.task.filled * shape.task.outputs * shape.task.element_bytes
-        memory = (shape.task.bytes - filled) / units / DRAM_BYTES
         blocks = hardware.multiprocessors
         if depth[3]:  # weights stay: each has units of one group of jobs
             blocks -= blocks % (load.groups * shape.task.groups)
         waves = -(-units // blocks)
-        if shape.task.fill_first:
-            filled = shape.task.outputs * shape.task.element_bytes
-        fill = filled / DRAM_BYTES / hardware.multiprocessors
-        return work, max(work.cycles, memory) * waves + fill + work.constants["start"]
+        memory, before = memory_cycles(shape.task, units, hardware)
+        return work, max(work.cycles, memory) * waves + before + work.constants["start"]
+
+
+    def memory_cycles(task: "Task", units: int, hardware: "Hardware") -> tuple[float, float]:
+        """The least that the memory needs: for a unit, and for what passes over a tensor before them
+        (rows without taps are filled, the range of split float32 is found)."""
+        outputs = task.outputs * task.element_bytes
+        filled = task.filled * outputs
+        passes = outputs if task.fill_first else filled
+        if task.split:
+            passes += task.inputs * task.element_bytes
+        before = passes / DRAM_BYTES / hardware.multiprocessors
+        return (task.bytes - filled) / units / DRAM_BYTES, before
 
     # ===== planner/sm90.py ========================================================================
     # The Hopper kernel's side of the planner: when it may serve, how it is tiled, what it is told.
@@ -2672,6 +2691,17 @@ __device__ __forceinline__ Float16 to_float16(float v) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(v));
   return narrow;
 }
+// Two at once, the first in the lower half.
+__device__ __forceinline__ uint32_t to_halves(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+// The two halves, no larger and no smaller than the bounds, which NaN becomes, too.
+__device__ __forceinline__ uint32_t bounded_halves(uint32_t v, uint32_t low, uint32_t high) {
+  asm("min.f16x2 %0, %0, %2;\n\tmax.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low), "r"(high));
+  return v;
+}
 // Streaming stores, which CUDA has for its own 16-bit types under this name.
 __device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
 __device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
@@ -2744,13 +2774,14 @@ constexpr int kMaxJobs = 128;        // blocks of rows that one warpgroup accumu
 constexpr int kMaxBlocks = 4;        // 64-row blocks in one job
 constexpr int kMaxRowPhases = 64;    // that have taps, of all lanes
 constexpr int kMaxWidthPhases = 16;  // that have taps and are stored together
+constexpr int kRangeBlocks = 256;    // parts of the input whose ranges are found (split operands)
 
 // Scalars, all int. "q" is the phase-local output coordinate: output = q * out_step + first,
 // input = q * in_step + offset of the plane + place in the plane * in_step. Rows have lanes
 // besides: `lanes` neighbouring output rows make one q, and a tile holds the input rows of all of
 // them.
 #define UPCONV_SM90_FIELDS(X)                                                                    \
-  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two TF32 numbers */                   \
+  X(operand)       /* 0 TF32, 1 BF16, 2 FP16, 3 float32 as two FP16 numbers */                   \
   X(tile_n)        /* pixels of a tile: N of one WGMMA, or of one of each consumer (split) */    \
   X(job_blocks)    /* 64-row blocks of one warpgroup: MB */                                      \
   X(channels_last) /* layout of input and output */                                              \
@@ -2881,6 +2912,7 @@ struct Sm90Params {
   const uint4* w;
   const void* bias;
   void* y;
+  uint2* ranges;  // split operands: kRangeBlocks of them, see sm90_split.cuh
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
@@ -2892,6 +2924,12 @@ struct Sm90Params {
   Sm90Visit visit[kMaxVisits];
   Sm90Job job[kMaxJobs];
 };
+
+// Weight blocks of all groups; a plan without taps still gets a pointer to one.
+constexpr int64_t packed_blocks(const Sm90Params& p) {
+  const int64_t blocks = static_cast<int64_t>(p.conv_groups) * p.weight_blocks;
+  return blocks ? blocks : 1;
+}
 
 // Besides the TMA's description of the input.
 static_assert(sizeof(Sm90Params) <= 32764 - 192, "more than a kernel takes as parameters");
@@ -2919,14 +2957,17 @@ struct Tf32 {
   static __device__ __forceinline__ float to_float(Element v) { return v; }
   static __device__ __forceinline__ Element from_float(float v) { return v; }
 };
-// float32 as the sum of two TF32 numbers, 22 bits together: a slot holds the heads of a slice and
+// float32 as the sum of two FP16 numbers, 22 bits together: a slot holds the heads of a slice and
 // then its tails, and each tap list is gone through three times for the three of the four products
-// of two such sums that count. What is small is added while the sum is small: heads of the input
-// with tails of the weights, tails with heads, and with the same weight blocks heads with heads.
-// The tensor core adds with truncation, whose errors all have the same sign: some products are
-// summed by themselves and then added to the rest with rounding. That takes two registers for every
-// output, so the two consumers take half of the tile's columns each, with the same weights and
-// without turns.
+// of two such sums that count (sm90_split.cuh). What is small is added while the sum is small:
+// heads of the input with tails of the weights, tails with heads, heads with heads. The tensor core
+// adds with truncation, whose errors all have the same sign: some products are summed by themselves
+// and then added to the rest with rounding. That takes two registers for every output, so the two
+// consumers take half of the tile's columns each, with the same weights and without turns.
+// Elements in 16 bytes: what a store, a gathering loader or an aligned box begins with.
+template <typename Operand>
+constexpr int kWhole = 16 / sizeof(typename Operand::Element);
+
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
@@ -2973,6 +3014,7 @@ __host__ __device__ inline int shared_bytes(const Sm90Params& p) {
 struct Shared {
   // Barriers, 8 bytes each; each name is an array of them.
   uint32_t filled, emptied, weights_full, spent, raw_full, raw_free, turn;
+  uint32_t* range;  // split operands: the largest and the least size of the input, as bits
   int* columns;
   int* places;
   int* pairs;
@@ -2989,6 +3031,7 @@ struct Shared {
     raw_full = spent + 8 * kMaxStages;
     raw_free = raw_full + 8 * kMaxChunks;
     turn = raw_free + 8 * kMaxChunks;
+    range = reinterpret_cast<uint32_t*>(memory + (turn - base) + 16);
     columns = reinterpret_cast<int*>(memory + kBarrierBytes);
     places = columns + 256;
     const int fixed = kBarrierBytes + kColumnBytes + 8 * kStagingBytes;
@@ -3001,7 +3044,7 @@ struct Shared {
     slots = weights + p.rings * p.stages * kStageBytes;
   }
 };
-static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 16 <= kBarrierBytes,
+static_assert(2 * 8 * (kMaxSlots + kMaxStages + kMaxChunks) + 24 <= kBarrierBytes,
               "barriers overrun");
 static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
               "TMA writes to multiples of 128 bytes");
@@ -3225,8 +3268,9 @@ namespace upconv {
 // over its limit).
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan);
 
-// Size of the packed weights that a plan reads.
+// Size of the packed weights that a plan reads, and of what `ranges` points to; 0 for none.
 int64_t sm90_packed_bytes(const Sm90Params& plan);
+int64_t sm90_workspace_bytes(const Sm90Params& plan);
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream);
@@ -3539,7 +3583,7 @@ struct Epilogue {
   // channels_last: a warp's 16 channels of a pixel are contiguous, 64 (32) bytes.
   template <int j>
   __device__ __forceinline__ void store_channels_last(const Sm90Job& job, const Unit& where) const {
-    constexpr int kE = Operand::kBlockChannels, kLanes = 16 / kE;
+    constexpr int kE = kWhole<Operand>, kLanes = 16 / kE;
     const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const uint32_t staging = shared.staging + (c * 4 + warp) * kStagingBytes;
     const Sm90Kind& kind = p.kind[job.kind[j]];
@@ -3647,7 +3691,7 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
   // first output row (none for lines that do not exist), the bias. Of shifted lines instead of the
   // row: elements in this tile and, in the last 8 bits, lines of the warp from this one on.
   static constexpr int kLineRoom = kStagingBytes - 16 * 16, kLastLine = kStagingBytes - 16;
-  static constexpr int kNoLine = 0x7fffffff, kE = Operand::kBlockChannels;
+  static constexpr int kNoLine = 0x7fffffff, kE = kWhole<Operand>;
 
   // Do lines begin where they do in the output? In the tiles with most sums it made ptxas spill
   // what a consumer keeps of its unit; the planner does not ask for it there.
@@ -3969,6 +4013,224 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
 
 }  // namespace upconv
 
+// ===== csrc/cuda/sm90_split.cuh ==================================================================
+
+// Hopper kernel: float32 that must not be rounded, as sums of two FP16 numbers (`Split`).
+//
+// FP16 has TF32's 11 bits at twice its speed, but numbers from 2^-24 to 2^15 only. So everything is
+// scaled by powers of two, which rounds nothing:
+//   input    so that the largest number of the tensor comes to 2^14 or more. Heads then have all
+//            their bits down to 2^-28 of it. Tails are 2^11 times as large as they should be, and
+//            so have theirs, too; the heads of the weights that they meet are as much smaller.
+//            What is smaller still has fewer bits: an error of 2^-52 of the largest number.
+//   weights  so that the largest of each output channel comes to 2^14 or more.
+// Where the input spans more than 2^40, the unit goes through it in several passes, each with the
+// numbers of its band, 2^28 wide, and zeros for the others.
+
+namespace upconv {
+
+// --- The input -------------------------------------------------------------------------------
+
+constexpr int kBandWidth = 28, kOneBand = 40;  // powers of two
+constexpr int kRangeThreads = 512;
+constexpr float kTailScale = 2048;
+constexpr int kSumScale = 80;  // sums are so many powers of two larger than the products
+constexpr uint32_t kMostHalves = 0x7bff7bff, kLeastHalves = 0xfbfffbff;  // 65504 and -65504
+constexpr uint32_t kInfinity = 0x7f800000;
+
+// 2^exponent, from 2^-126 to 2^127.
+__device__ __forceinline__ float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
+}
+
+// The power of two that brings a number of this size to 2^14 or more; what is below 2^-101 stays
+// below.
+__device__ __forceinline__ int scale_of(uint32_t size) {
+  return min(141 - static_cast<int>(size >> 23), 115);
+}
+
+// Two numbers as FP16, the first in the lower half. What is not finite becomes a number with its
+// sign: a head's products are numbers, and it is the tail's that are what IEEE 754 says.
+__device__ __forceinline__ uint32_t finite_halves(float low, float high) {
+  return ptx::bounded_halves(ptx::to_halves(low, high), kLeastHalves, kMostHalves);
+}
+__device__ __forceinline__ float lower_half(uint32_t halves) {
+  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves)});
+}
+__device__ __forceinline__ float upper_half(uint32_t halves) {
+  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves >> 16)});
+}
+
+// The numbers that a lap over the input takes, and their scale.
+struct Band {
+  float scale = 1;
+  uint32_t least = 0, span = ~0u;  // sizes, as bits: from `least` on, so many
+
+  // The number, or 0 where it is of another band.
+  __device__ __forceinline__ uint32_t own(uint32_t bits) const {
+    return (bits & 0x7fffffffu) - least < span ? bits : 0;
+  }
+  // Heads and tails of two neighbouring channels.
+  __device__ __forceinline__ void cut(uint32_t low, uint32_t high, uint32_t& head,
+                                      uint32_t& tail) const {
+    const float a = __uint_as_float(low), b = __uint_as_float(high);
+    head = finite_halves(a * scale, b * scale);
+    const float larger = scale * kTailScale;
+    tail = ptx::to_halves(fmaf(lower_half(head), -kTailScale, a * larger),
+                          fmaf(upper_half(head), -kTailScale, b * larger));
+  }
+};
+
+// The bands of the input: one, and nothing to scale, for operands that are not split.
+template <bool kSplit>
+struct Bands {
+  int largest = 0, passes = 1;  // exponent of the largest number, as its bits hold it
+
+  __device__ __forceinline__ explicit Bands(const Shared& shared) {
+    if constexpr (kSplit) {
+      largest = static_cast<int>(shared.range[0] >> 23);
+      const int spanned = largest - static_cast<int>(shared.range[1] + 1 >> 23);
+      passes = spanned > kOneBand ? 1 + spanned / kBandWidth : 1;
+    }
+  }
+  __device__ __forceinline__ int count() const { return kSplit ? passes : 1; }
+
+  // First exponent above band `i`.
+  __device__ __forceinline__ uint32_t end(int i) const {
+    return static_cast<uint32_t>(largest - kBandWidth * i + 1) << 23;
+  }
+  __device__ __forceinline__ int scale(int i) const {
+    return scale_of(static_cast<uint32_t>(largest - kBandWidth * i) << 23);
+  }
+  __device__ __forceinline__ Band band(int i) const {
+    if (!kSplit) return {};
+    const uint32_t least = i + 1 < passes ? end(i + 1) : 0;
+    return {power_of_two(scale(i)), least, (i ? end(i) : ~0u) - least};
+  }
+  // What products of band `i` are multiplied with in the sums: 2^80 for the first band, so that
+  // what is 2^200 smaller still counts.
+  __device__ __forceinline__ float unit(int i) const {
+    return power_of_two(scale(0) - scale(i) + 120) * power_of_two(kSumScale - 120);
+  }
+};
+
+// The largest and the least size of a part of the input, without zeros and what is not finite: one
+// less for the least, so that zeros become the largest number of all. From the end of the input on,
+// so that the kernel that comes next finds its begin in L2.
+struct SizeRange {
+  uint32_t most = 0, least = ~0u;
+
+  __device__ __forceinline__ void add(uint32_t bits) {
+    const uint32_t size = bits & 0x7fffffffu, counted = size < kInfinity ? size : 0;
+    most = max(most, counted);
+    least = min(least, counted - 1);
+  }
+};
+
+template <typename Operand>
+__global__ void __launch_bounds__(kRangeThreads)
+    sm90_find_range(const uint32_t* x, int64_t count, uint2* ranges) {
+  constexpr int kTogether = 4;
+  SizeRange range;
+  const uint4* vectors = reinterpret_cast<const uint4*>(x);
+  const int64_t step = static_cast<int64_t>(kRangeBlocks) * kRangeThreads;
+  int64_t i = count / 4 - 1 - (static_cast<int64_t>(blockIdx.x) * kRangeThreads + threadIdx.x);
+  for (; i >= 0; i -= kTogether * step) {
+    uint4 v[kTogether];
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      v[k] = i >= k * step ? __ldg(vectors + i - k * step) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+      range.add(v[k].x), range.add(v[k].y), range.add(v[k].z), range.add(v[k].w);
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x < count % 4) range.add(x[count - 1 - threadIdx.x]);
+  __shared__ uint32_t found[2];
+  if (threadIdx.x == 0) found[0] = 0, found[1] = ~0u;
+  __syncthreads();
+  const uint32_t most = __reduce_max_sync(~0u, range.most);
+  const uint32_t least = __reduce_min_sync(~0u, range.least);
+  if (threadIdx.x % 32 == 0) atomicMax(found, most), atomicMin(found + 1, least);
+  __syncthreads();
+  if (threadIdx.x == 0) ranges[blockIdx.x] = {found[0], found[1]};
+}
+
+// The range of the whole input, from its parts, for every block of threads of the main kernel.
+__device__ __forceinline__ void join_ranges(const Sm90Params& p, const Shared& shared) {
+  if (threadIdx.x == 0) shared.range[0] = 0, shared.range[1] = ~0u;
+  __syncthreads();
+  if (threadIdx.x < kRangeBlocks) {
+    const uint2 part = p.ranges[threadIdx.x];
+    const uint32_t most = __reduce_max_sync(~0u, part.x), least = __reduce_min_sync(~0u, part.y);
+    if (threadIdx.x % 32 == 0) atomicMax(shared.range, most), atomicMin(shared.range + 1, least);
+  }
+}
+static_assert(kRangeBlocks <= kThreads && kRangeBlocks % 32 == 0, "a thread for each part");
+
+// --- The weights -----------------------------------------------------------------------------
+
+// Behind the packed weights: the scale of each row, for each group, job and row block; then that of
+// each output channel. All as powers of two.
+__device__ __forceinline__ int* row_scales(const Sm90Params& p, const void* packed) {
+  return reinterpret_cast<int*>(const_cast<char*>(static_cast<const char*>(packed)) +
+                                packed_blocks(p) * kStageBytes);
+}
+__device__ __forceinline__ int row_place(const Sm90Params& p, int group, int job, int row) {
+  return (group * p.jobs + job) * p.job_blocks * kRowsPerBlock + row;
+}
+__device__ __forceinline__ int* channel_scales(const Sm90Params& p, const void* packed) {
+  return row_scales(p, packed) + row_place(p, p.conv_groups, 0, 0);
+}
+
+// Finds the scale of each output channel.
+template <typename Operand>
+__global__ void sm90_scale_channels(const __grid_constant__ Sm90Params p, const uint32_t* weight,
+                                    void* packed) {
+  const int channel = blockIdx.x, group = blockIdx.y;
+  const int taps = p.axis[0].kernel * p.axis[1].kernel * p.axis[2].kernel;
+  weight +=
+      static_cast<int64_t>(group) * p.weight_group + static_cast<int64_t>(channel) * p.weight_out;
+  SizeRange range;
+  for (int i = threadIdx.x; i < p.in_channels * taps; i += blockDim.x) {
+    range.add(weight[static_cast<int64_t>(i / taps) * p.weight_in + i % taps]);
+  }
+  __shared__ uint32_t found;
+  if (threadIdx.x == 0) found = 0;
+  __syncthreads();
+  const uint32_t most = __reduce_max_sync(~0u, range.most);
+  if (threadIdx.x % 32 == 0) atomicMax(&found, most);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    channel_scales(p, packed)[group * p.out_channels + channel] = scale_of(found);
+  }
+}
+
+// A sum as a number that is not scaled. In two steps: in one, either the power of two or what comes
+// between could be too large or too small for a float.
+__device__ __forceinline__ float unscaled(float sum, int scale) {
+  const int exponent = -min(scale + kSumScale, 252), half = exponent / 2;
+  return sum * power_of_two(half) * power_of_two(exponent - half);
+}
+
+// Two weights, already scaled: in their tails (0), as heads that meet tails (1), or heads (2).
+__device__ __forceinline__ uint32_t cut_weights(float low, float high, int part) {
+  const uint32_t heads = finite_halves(low, high);
+  if (part == 2) return heads;
+  const float low_head = lower_half(heads), high_head = upper_half(heads);
+  if (part == 0) return ptx::to_halves(low - low_head, high - high_head);
+  // What is not zero stays so, for the infinities that it may meet.
+  const auto small = [](float v, float head) {
+    const float least = 5.9604645e-8f;  // of FP16
+    const float size = fmaxf(fabsf(head) / kTailScale, least);
+    return v == 0.f ? 0.f : copysignf(size, head == 0.f ? v : head);
+  };
+  return ptx::to_halves(small(low, low_head), small(high, high_head));
+}
+
+}  // namespace upconv
+
 // ===== csrc/cuda/wgmma.cuh =======================================================================
 
 // Generated by tools/generate_wgmma.py; do not edit.
@@ -4245,7 +4507,8 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   const bool turns;    // the consumers share one ring of weights
   const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
-  bool begun[MB];  // split operands: does d hold anything?
+  bool begun[MB];     // split operands: does d hold anything?
+  float counted = 1;  // what d then counts
   int stage, slot = 0;
   uint32_t stage_parity = 0, slot_parity = 0, turn_parity;
   // Steps in flight, each a stage and the slot that it reads last, plus one; 0 for none. One
@@ -4295,7 +4558,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       ptx::keep_after_wait(d[j][i]);
-      sum[j][i] += d[j][i];
+      sum[j][i] += counted * d[j][i];
     }
   }
 
@@ -4320,11 +4583,11 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
   }
 
   // One weight block: kPairs instructions, each two channel blocks deep at its own place in the
-  // tile. Two steps stay in flight behind it. `keep`: the block will be read again. `adds`: not the
-  // first of a sum (split operands; zeroed registers instead took them 3 to 19 % longer).
+  // tile. Two steps stay in flight behind it. `adds`: not the first of a sum (split operands;
+  // zeroed registers instead took them 1 to 23 % longer).
   template <int kPairs>
   __device__ __forceinline__ void multiply(float (&accumulator)[N / 2], uint32_t tile,
-                                           const int* offsets, bool keep, bool adds) {
+                                           const int* offsets, bool adds) {
     uint32_t b[kPairs];
     load_offsets(b, offsets);
     ptx::barrier_wait(shared.weights_full + 8 * stage, stage_parity);
@@ -4344,35 +4607,31 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_wait<2>();
     retire(older);
     older = newer;
-    newer = keep || p.resident ? 0 : stage + 1;
+    newer = p.resident ? 0 : stage + 1;
     if (++stage == ring_end) wrap();
   }
 
   // Whole steps, then what is left in a step of 2 and a step of 1. Lists start on whole steps.
   __device__ __forceinline__ void multiply_list(float (&accumulator)[N / 2], uint32_t tile,
-                                                const int* pair, int count, bool keep = false,
-                                                bool adds = true) {
+                                                const int* pair, int count, bool adds = true) {
     int left = count;
     for (; left >= 4; left -= 4, pair += 4, adds = true) {
-      multiply<4>(accumulator, tile, pair, keep, adds);
+      multiply<4>(accumulator, tile, pair, adds);
     }
     if (left == 0) return;
-    if (left & 2) multiply<2>(accumulator, tile, pair, keep, adds);
-    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), keep, adds || left & 2);
+    if (left & 2) multiply<2>(accumulator, tile, pair, adds);
+    if (left & 1) multiply<1>(accumulator, tile, pair + (left & 2), adds || left & 2);
   }
 
-  // Split operands: each part of the list three times (see Split), the last time with the weight
-  // blocks of the time before.
+  // Split operands: each part of the list three times (see Split).
   __device__ __forceinline__ void multiply_parts(int j, uint32_t tile, const int* pair, int count) {
     const uint32_t tails = p.slice_blocks * p.block_pitch;
     for (int first = 0; first < count; first += p.sum_pairs) {
       const int part = min(count - first, p.sum_pairs);
       if (first) add_up(j);
 #pragma unroll 1
-      for (int lap = 0; lap < 3; ++lap) {
-        if (lap == 2 && (stage -= steps_in_list(part)) < 0) stage += p.stages, stage_parity ^= 1;
-        multiply_list(d[j], tile + (lap == 1 ? tails : 0), pair + first, part, lap == 1,
-                      begun[j]);
+      for (int time = 0; time < 3; ++time) {
+        multiply_list(d[j], tile + (time == 1 ? tails : 0), pair + first, part, begun[j]);
         begun[j] = true;
       }
     }
@@ -4419,8 +4678,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     }
   }
 
-  // `visit`: the first plane of the unit, in the table.
-  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
+  __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       begun[j] = false;
@@ -4433,6 +4691,10 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
         }
       }
     }
+  }
+
+  // `visit`: the first plane of the unit, in the table.
+  __device__ __forceinline__ void accumulate(const int* visit, int slices) {
     int unsummed = 0;  // slices
     uint32_t lists[MB];
     load_lists(lists, visit);
@@ -4466,9 +4728,31 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 #pragma unroll
     for (int j = 0; j < MB; ++j)
 #pragma unroll
+      for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[j][i]);
+  }
+
+  // Split operands: once for each band of the input; then the sums as numbers that are not scaled.
+  __device__ __forceinline__ void accumulate_bands(const Unit& where, int job, const int* visit,
+                                                   int slices) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int* scales = row_scales(p, p.w) + row_place(p, where.conv_group, job, row);
+    int scale[MB][2];
+#pragma unroll
+    for (int j = 0; j < MB; ++j) {
+      scale[j][0] = __ldg(scales + j * kRowsPerBlock);
+      scale[j][1] = __ldg(scales + j * kRowsPerBlock + 8);
+    }
+    const Bands<Operand::kSplit> bands(shared);
+#pragma unroll 1
+    for (int lap = 0; lap < bands.count(); ++lap) {
+      counted = bands.unit(lap);
+      accumulate(visit, slices);
+    }
+#pragma unroll
+    for (int j = 0; j < MB; ++j)
+#pragma unroll
       for (int i = 0; i < N / 2; ++i) {
-        ptx::keep_after_wait(d[j][i]);
-        if constexpr (Operand::kSplit) d[j][i] = sum[j][i];
+        d[j][i] = unscaled(sum[j][i], scale[j][i / 2 % 2] + bands.scale(0));
       }
   }
 
@@ -4486,7 +4770,13 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
       if (skips && c == 1) skip_unit(unit - gridDim.x);
       const int group = group_of(p, unit);
       const Sm90Job& job = p.job[job_of(p, group, c)];
-      accumulate(shared.visits + job.visit * kVisitWords, slices_of(p, group));
+      const int* visit = shared.visits + job.visit * kVisitWords;
+      clear();
+      if constexpr (Operand::kSplit) {
+        accumulate_bands(Unit(p, unit), job_of(p, group, c), visit, slices_of(p, group));
+      } else {
+        accumulate(visit, slices_of(p, group));
+      }
       this->store(job, Unit(p, unit));
       if (skips && c == 0) skip_unit(unit + gridDim.x);
     }
@@ -4532,28 +4822,32 @@ struct BoxFeed {
   const Sm90Params& p;
   const Shared& shared;
   const CUtensorMap& map;
-  const int block_channels;
+  const int block_channels, whole;                      // channels of a block; elements in 16 bytes
+  const int passes;                                     // over the input of each unit
   const int units, blocks, chunks, bytes, chunk_bytes;  // blocks: of a plane; bytes: of a chunk
   // kRows: how many, and what leads from one to the next. Read from the kernel's parameters for
   // each box, these made it 266 cycles instead of 120.
   const int residues, classes, class_channels, class_rows, shift, width, stride;
-  int unit, block = 0, chunk = 0;
+  int unit, lap = 0, block = 0, chunk = 0;
   uint32_t parity = 1;
   const int* visit = nullptr;
   int planes = 0;  // of the unit that are still to come, with this one
   int x = 0, y = 0, z = 0, image = 0;
 
   __device__ __forceinline__ BoxFeed(const Sm90Params& p, const Shared& shared,
-                                     const CUtensorMap& map, int block_channels)
+                                     const CUtensorMap& map, int block_channels, int whole,
+                                     int passes)
       : p(p),
         shared(shared),
         map(map),
         block_channels(block_channels),
+        whole(whole),
+        passes(passes),
         units(ptx::pinned(kRows || p.copy == kCopyBoxes ? unit_count(p) : 0)),
         blocks(ptx::pinned(p.slices * p.slice_blocks)),
         chunks(ptx::pinned(p.raw_chunks)),
         bytes(ptx::pinned(p.raw_w * p.raw_rows * min(p.raw_residues, p.raw_h) * p.tile_o *
-                          p.raw_blocks * 16)),
+                          p.raw_blocks * (block_channels / whole) * 16)),
         chunk_bytes(ptx::pinned(p.raw_bytes)),
         residues(ptx::pinned(min(p.raw_residues, p.raw_h))),
         classes(ptx::pinned(p.raw_classes)),
@@ -4593,7 +4887,7 @@ struct BoxFeed {
     if constexpr (kRows) {
       start_rows(to, full);
     } else {
-      ptx::box_copy(to, map, x & -block_channels, y, z, block * block_channels, image, full);
+      ptx::box_copy(to, map, x & -whole, y, z, block * block_channels, image, full);
     }
     if (++chunk == chunks) chunk = 0, parity ^= 1;
     block += p.raw_blocks;
@@ -4603,7 +4897,7 @@ struct BoxFeed {
       visit += kVisitWords;
       begin_plane();
     } else {
-      unit += gridDim.x;
+      if (++lap == passes) lap = 0, unit += gridDim.x;
       begin_unit();
     }
   }
@@ -4620,7 +4914,7 @@ struct BoxFeed {
 #pragma unroll 1
       for (int of_class = classes; of_class > 0; --of_class, row += class_rows) {
         const int at = (row & mask) * width + x;
-        ptx::box_copy(to, map, at & -block_channels, row >> shift, 0, channel, image, full);
+        ptx::box_copy(to, map, at & -whole, row >> shift, 0, channel, image, full);
         to += stride;
       }
     }
@@ -4638,14 +4932,17 @@ template <typename Operand, bool kApart, bool kRows>
 struct BoxLoader {
   using Element = typename Operand::Element;
   static constexpr int kE = Operand::kBlockChannels;
-  static constexpr int kWide = kE / 4;           // pixels of one 4-byte read: 1, or 2 of 16 bits
-  static constexpr int kKnown = kRows ? kE : 1;  // channels of a block whose places are kept
+  static constexpr int kVector = kWhole<Operand>;
+  static constexpr int kWide = kVector / 4;  // pixels of one 4-byte read: 1, or 2 of 16 bits
+  // Channels of a block whose places are kept; those after them lie as these do, further on.
+  static constexpr int kKnown = kRows ? kVector : 1;
   static constexpr int kMost = kMaxItems * kItemPixels * kLoaders / 4 / kLoaders / kWide;
   const Sm90Params& p;
   const Shared& shared;
   const uint32_t channel_step, block_step;  // of the box and of the tile, bytes
   const uint32_t box_block_step;            // from one channel block of the box to the next
   const uint32_t tail_step;                 // from the head of a split number to its tail
+  const uint32_t known_step;                // from the channels whose places are kept to the next
   const int raw_blocks;
   // Every thread has as many places; those past the tile are read anywhere and not written, those
   // that pad it to 4 pixels are written and never used. Column, row and image in the boxes, a byte
@@ -4663,6 +4960,7 @@ struct BoxLoader {
         block_step(ptx::pinned(p.block_pitch * 16)),
         box_block_step(ptx::pinned(channel_step * (kE / p.raw_classes))),
         tail_step(Operand::kSplit ? ptx::pinned(p.slice_blocks * p.block_pitch * 16) : 0),
+        known_step(kKnown < kE ? ptx::pinned(channel_step * (kVector / p.raw_classes)) : 0),
         raw_blocks(ptx::pinned(p.raw_blocks)) {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
@@ -4694,7 +4992,7 @@ struct BoxLoader {
 #pragma unroll
       for (int c = 0; c < kKnown; ++c) {
         const uint32_t of_class = c & (p.raw_classes - 1);
-        const uint32_t phase = first + row * row_size + of_class * size & (kE - 1);
+        const uint32_t phase = first + row * row_size + of_class * size & (kVector - 1);
         const uint32_t channel = of_class * p.raw_stride + (c >> class_shift) * channel_step;
         source[i][c] = base + channel + (kRows ? phase * sizeof(Element) : 0);
       }
@@ -4734,7 +5032,7 @@ struct BoxLoader {
     uint32_t from = box + source[0];
 #pragma unroll
     for (int c = 0; c < kE; ++c, from += channel_step) {
-      if constexpr (kRows) from = box + source[c];
+      if constexpr (kRows) from = box + source[c % kKnown] + c / kKnown * known_step;
       if constexpr (kApart) {
         unsigned short low, high;
         ptx::load_shared(low, from);
@@ -4746,18 +5044,23 @@ struct BoxLoader {
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i,
-                                        bool on) const {
+  __device__ __forceinline__ void write(uint32_t (&v)[kE], uint32_t block, int i, bool on,
+                                        const Band& band) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
-    if constexpr (kE == 4) {
+    if constexpr (Operand::kSplit) {
+      if (band.span != ~0u) {
+#pragma unroll
+        for (int k = 0; k < kE; ++k) v[k] = band.own(v[k]);
+      }
+      uint32_t head[4], tail[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) band.cut(v[2 * k], v[2 * k + 1], head[k], tail[k]);
+      ptx::store_shared_if(on, target, make_uint4(head[0], head[1], head[2], head[3]));
+      ptx::store_shared_if(on, target + tail_step, make_uint4(tail[0], tail[1], tail[2], tail[3]));
+    } else if constexpr (kE == 4) {
       ptx::store_shared_if(on, target,
                            make_uint4(Operand::prepare_box(v[0]), Operand::prepare_box(v[1]),
                                       Operand::prepare_box(v[2]), Operand::prepare_box(v[3])));
-      if constexpr (Operand::kSplit) {
-        ptx::store_shared_if(on, target + tail_step,
-                             make_uint4(Operand::tail(v[0]), Operand::tail(v[1]),
-                                        Operand::tail(v[2]), Operand::tail(v[3])));
-      }
     } else {
       // Two pixels: half of the lanes begin with the second one, so that 8 lanes hit all banks.
       const uint32_t odd = threadIdx.x / 4 % 2;
@@ -4776,8 +5079,9 @@ struct BoxLoader {
   // many reads as registers allow are on their way together.
   template <int kBlocks, int kPlaces>
   __device__ __forceinline__ void place(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
-                                        uint32_t target, bool last) const {
-    constexpr int kRoom = (kApart ? 16 : 32) / kE / kBlocks;
+                                        uint32_t target, bool last, const Band& band) const {
+    constexpr int kRegisters = kApart || (kRows && Operand::kSplit) ? 16 : 32;
+    constexpr int kRoom = kRegisters / kE / kBlocks > 0 ? kRegisters / kE / kBlocks : 1;
     constexpr int kTogether = kPlaces < kRoom ? kPlaces : kRoom;
 #pragma unroll
     for (int first = 0; first < kPlaces; first += kTogether) {
@@ -4792,7 +5096,7 @@ struct BoxLoader {
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = first; i < first + kTogether && i < kPlaces; ++i) {
-          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last);
+          write(v[b][i - first], target + b * block_step, i, i + 1 < kPlaces || last, band);
         }
     }
   }
@@ -4800,16 +5104,16 @@ struct BoxLoader {
   // All channel blocks of a box, several at a time where a thread has few places.
   template <int kPlaces>
   __device__ __forceinline__ void place_box(uint32_t box, const uint32_t (&source)[kPlaces][kKnown],
-                                            uint32_t target, bool last) const {
+                                            uint32_t target, bool last, const Band& band) const {
     constexpr int kBlocks = kApart || kPlaces > 2 ? 1 : kPlaces == 2 ? 2 : 4;
     int left = raw_blocks;
     for (; left >= kBlocks; left -= kBlocks) {
-      place<kBlocks, kPlaces>(box, source, target, last);
+      place<kBlocks, kPlaces>(box, source, target, last, band);
       box += kBlocks * box_block_step;
       target += kBlocks * block_step;
     }
     for (; kBlocks > 1 && left > 0; --left) {
-      place<1, kPlaces>(box, source, target, last);
+      place<1, kPlaces>(box, source, target, last, band);
       box += box_block_step;
       target += block_step;
     }
@@ -4828,37 +5132,43 @@ struct BoxLoader {
     const int boxes = ptx::pinned(p.slice_blocks / raw_blocks);
     uint32_t source[kPlaces][kKnown], outside = 0;
     int known = -1;  // the `first` of the sources
+    const Bands<Operand::kSplit> bands(shared);
+    const int passes = bands.count();
     if constexpr (!kRows) find_sources(source, 0);
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const Unit where(p, unit);
       const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      const int* visit = shared.visits + job.visit * kVisitWords;
-      for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
-        const int x = box_column(p, where, visit);
-        uint32_t late = (x & (kE - 1)) * sizeof(Element);
-        if constexpr (kRows) {
-          const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
-          const int first = (z * p.in_h + y) * p.in_w + x & (kE - 1);
-          if (first != known) find_sources(source, known = first);
-          if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
-          late = 0;
-        }
-        for (int slices = p.slices; slices > 0; --slices) {
-          ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
-          uint32_t target = shared.slots + slot * slot_bytes(p);
-          for (int box = boxes; box > 0; --box) {
-            ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
-            place_box(shared.raw + chunk * chunk_bytes + late, source, target, last);
-            if (kRows && outside) wipe(outside, target);
-            target += raw_blocks * block_step;
-            __syncwarp();
-            if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
-            if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+#pragma unroll 1
+      for (int lap = 0; lap < passes; ++lap) {
+        const Band band = bands.band(lap);
+        const int* visit = shared.visits + job.visit * kVisitWords;
+        for (int planes = job.visits; planes > 0; --planes, visit += kVisitWords) {
+          const int x = box_column(p, where, visit);
+          uint32_t late = (x & (kVector - 1)) * sizeof(Element);
+          if constexpr (kRows) {
+            const int y = box_row(p, where, visit), z = box_depth(p, where, visit);
+            const int first = (z * p.in_h + y) * p.in_w + x & (kVector - 1);
+            if (first != known) find_sources(source, known = first);
+            if (!p.flat) outside = pixels_outside<kPlaces>(x, y, last);
+            late = 0;
           }
-          ptx::fence_async_proxy();
-          __syncwarp();
-          if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
-          if (++slot == slots) slot = 0, slot_parity ^= 1;
+          for (int slices = p.slices; slices > 0; --slices) {
+            ptx::barrier_wait(shared.emptied + 8 * slot, slot_parity);
+            uint32_t target = shared.slots + slot * slot_bytes(p);
+            for (int box = boxes; box > 0; --box) {
+              ptx::barrier_wait(shared.raw_full + 8 * chunk, chunk_parity);
+              place_box(shared.raw + chunk * chunk_bytes + late, source, target, last, band);
+              if (kRows && outside) wipe(outside, target);
+              target += raw_blocks * block_step;
+              __syncwarp();
+              if (speaker) ptx::barrier_arrive(shared.raw_free + 8 * chunk);
+              if (++chunk == chunks) chunk = 0, chunk_parity ^= 1;
+            }
+            ptx::fence_async_proxy();
+            __syncwarp();
+            if (speaker) ptx::barrier_arrive(shared.filled + 8 * slot);
+            if (++slot == slots) slot = 0, slot_parity ^= 1;
+          }
         }
       }
     }
@@ -4894,11 +5204,11 @@ namespace upconv {
 
 // --- Gathering loaders -----------------------------------------------------------------------
 
-// An item is 4 neighbouring pixels of one channel block: 64 bytes. Each loader thread copies its
-// items asynchronously into a ring of its own, then turns them from [channel][pixel] into
-// [pixel][channel] on the way to the slot: 36 KB in flight for each multiprocessor, and no register
-// waits for memory. Plain loads into 64 registers were 1.4x slower on kb57: a wait for the oldest
-// of them waits for all.
+// An item is 4 neighbouring pixels of one channel block, or of half of one where float32 is split:
+// 64 bytes. Each loader thread copies its items asynchronously into a ring of its own, then turns
+// them from [channel][pixel] into [pixel][channel] on the way to the slot: 36 KB in flight for each
+// multiprocessor, and no register waits for memory. Plain loads into 64 registers were 1.4x slower
+// on kb57: a wait for the oldest of them waits for all.
 struct Item {
   uint32_t v[16];
 };
@@ -4936,36 +5246,42 @@ struct Walker {
 template <typename Operand>
 struct Loader {
   using Element = typename Operand::Element;
-  static constexpr int kE = Operand::kBlockChannels;
+  static constexpr int kE = kWhole<Operand>;                   // channels of an item
+  static constexpr int kParts = Operand::kBlockChannels / kE;  // items of 4 pixels of a block
   static constexpr int kVector = kItemBytes / kE;  // bytes of one channel of an item: 16 or 8
   static constexpr int kOutside = -(1 << 30);      // offset of an item outside the image
   const Sm90Params& p;
   const Shared& shared;
   // 4 channel blocks and 32 items side by side: a warp then reads 8 neighbouring items of a channel
-  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later passes.
-  const int lane_blocks, lane_block, lane_item, jump, pass_items;
+  // and its 16-byte stores hit every bank once. The other blocks of the slice come in later rounds.
+  // Where an item is a part of a block, parts are what is called blocks here.
+  const int slice_blocks, lane_blocks, lane_block, lane_item, jump, round_items;
   const uint32_t ring;         // this thread's part of the raw ring
   const int64_t channel_step;  // elements from one channel to the next
   int* const offsets;          // this thread's items: where they lie, and their first column
+  const Bands<Operand::kSplit> bands;
   static constexpr int kColumns = kMaxItems * kLoaders;  // from an offset to its column
   // What is copied next.
-  int unit, slice = 0, lap = 0, item = 0;
+  int unit, lap = 0, slice = 0, round = 0, item = 0;
   const int* visit = nullptr;
   int planes = 0;                   // of the unit that are still to come, with this one
-  const Element* source = nullptr;  // first channel of the lap
+  uint32_t of_pass = 0;             // of each ring entry, the lap that it is for: 4 bits
+  const Element* source = nullptr;  // first channel of the round
   int channels = 0;                 // that exist from there on
 
   __device__ __forceinline__ Loader(const Sm90Params& p, const Shared& shared)
       : p(p),
         shared(shared),
-        lane_blocks(min(p.slice_blocks, 4)),
+        slice_blocks(kParts * p.slice_blocks),
+        lane_blocks(min(slice_blocks, 4)),
         lane_block(threadIdx.x % lane_blocks),
         lane_item(threadIdx.x / lane_blocks),
         jump(kLoaders / lane_blocks),
-        pass_items((p.pixels / kItemPixels + jump - 1) / jump),
+        round_items((p.pixels / kItemPixels + jump - 1) / jump),
         ring(shared.raw + threadIdx.x * kVector),
         channel_step(p.channels_last ? 1 : static_cast<int64_t>(p.in_d) * p.in_h * p.in_w),
         offsets(shared.offsets + threadIdx.x),
+        bands(shared),
         unit(static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x)) {
     next_unit();
   }
@@ -4977,10 +5293,16 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
-      planes = job.visits;
-      visit = shared.visits + job.visit * kVisitWords;
+      planes = p.job[job_of(p, group_of(p, unit), 0)].visits;
     } while (planes == 0);
+    lap = 0;
+    begin_pass();
+  }
+
+  __device__ __forceinline__ void begin_pass() {
+    const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
+    planes = job.visits;
+    visit = shared.visits + job.visit * kVisitWords;
     begin_plane();
   }
 
@@ -4992,7 +5314,7 @@ struct Loader {
     const int x = where.x * p.in_step_x + visit[kVisitPlane + 2];
     const int channels_between = p.channels_last ? 1 : p.conv_groups * p.in_channels;
     Walker walker(p, lane_item, jump);
-    for (int i = 0; i < pass_items; ++i) {
+    for (int i = 0; i < round_items; ++i) {
       const int iy = y + (walker.row * p.tile_lanes + walker.lane) * p.in_step_y;
       const int ix = x + walker.quad * kItemPixels * p.in_step_x;
       const bool row_inside = walker.lane < p.tile_lanes && where.o + walker.image < p.batch &&
@@ -5023,6 +5345,7 @@ struct Loader {
 
   // Starts the copies of the next item.
   __device__ __forceinline__ void fetch(int entry) {
+    if (Operand::kSplit) of_pass = of_pass & ~(15u << 4 * entry) | lap << 4 * entry;
     const int offset = offsets[item * kLoaders];
     if (p.channels_last) {
       fetch_channels_last(entry, offset);
@@ -5037,14 +5360,14 @@ struct Loader {
     } else {
       fetch_edges(entry, offset);
     }
-    if (++item < pass_items) return;
+    if (++item < round_items) return;
     item = 0;
     source += lane_blocks * kE * channel_step;
     channels -= lane_blocks * kE;
-    if (++lap * lane_blocks < p.slice_blocks) return;
-    lap = 0;
+    if (++round * lane_blocks < slice_blocks) return;
+    round = 0;
     if (++slice < p.slices) return;
-    if (--planes == 0) return next_unit();
+    if (--planes == 0) return ++lap < bands.count() ? begin_pass() : next_unit();
     visit += kVisitWords;
     begin_plane();
   }
@@ -5111,29 +5434,39 @@ struct Loader {
     }
   }
 
-  // Puts an item into the slot, as 4 pixels of 16 bytes.
-  __device__ __forceinline__ void place(const Item& from, uint32_t target) const {
+  // Pixel `i` of an item, 4 bytes of its channels each.
+  __device__ __forceinline__ uint4 pixel_of(const Item& from, int i) const {
+    uint32_t word[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (p.channels_last) {
+        word[k] = from.v[4 * i + k];
+      } else if constexpr (kE == 4) {
+        word[k] = from.v[4 * k + i];
+      } else {  // channels 2k and 2k + 1 of pixel i
+        word[k] =
+            __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+      }
+    }
+    return make_uint4(word[0], word[1], word[2], word[3]);
+  }
+
+  // Puts the item of a ring entry into the slot, as 4 pixels of 16 bytes, or of 8 and 8.
+  __device__ __forceinline__ void place(const Item& from, int entry, uint32_t target) const {
 #pragma unroll
     for (int i = 0; i < kItemPixels; ++i) {
-      uint32_t word[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (p.channels_last) {
-          word[k] = from.v[4 * i + k];
-        } else if constexpr (kE == 4) {
-          word[k] = from.v[4 * k + i];
-        } else {  // channels 2k and 2k + 1 of pixel i
-          word[k] = __byte_perm(from.v[4 * k + i / 2], from.v[4 * k + 2 + i / 2],
-                                i % 2 ? 0x7632 : 0x5410);
-        }
-      }
-      ptx::store_shared(target + i * 16,
-                        make_uint4(Operand::prepare(word[0]), Operand::prepare(word[1]),
-                                   Operand::prepare(word[2]), Operand::prepare(word[3])));
+      const uint4 v = pixel_of(from, i);
       if constexpr (Operand::kSplit) {
-        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16,
-                          make_uint4(Operand::tail(word[0]), Operand::tail(word[1]),
-                                     Operand::tail(word[2]), Operand::tail(word[3])));
+        const Band band = bands.band(of_pass >> 4 * entry & 15);
+        uint2 head, tail;
+        band.cut(band.own(v.x), band.own(v.y), head.x, tail.x);
+        band.cut(band.own(v.z), band.own(v.w), head.y, tail.y);
+        ptx::store_shared(target + i * 16, head);
+        ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16, tail);
+      } else {
+        ptx::store_shared(target + i * 16,
+                          make_uint4(Operand::prepare(v.x), Operand::prepare(v.y),
+                                     Operand::prepare(v.z), Operand::prepare(v.w)));
       }
     }
   }
@@ -5143,23 +5476,26 @@ struct Loader {
 template <typename Operand>
 struct Placer {
   const Loader<Operand>& loader;
-  int slot = 0, item = 0, lap = 0;
+  int slot = 0, item = 0, round = 0;
   uint32_t parity = 1;
 
-  __device__ __forceinline__ void put(const Item& from) {
+  // `entry`: of the ring, where the item came from.
+  __device__ __forceinline__ void put(const Item& from, int entry) {
     const Sm90Params& p = loader.p;
     const Shared& shared = loader.shared;
-    if (item == 0 && lap == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
+    if (item == 0 && round == 0) ptx::barrier_wait(shared.emptied + 8 * slot, parity);
     const int pixel = (loader.lane_item + item * loader.jump) * kItemPixels;
-    const int block = lap * loader.lane_blocks + loader.lane_block;
+    constexpr int kParts = Loader<Operand>::kParts;
+    const int part = round * loader.lane_blocks + loader.lane_block;
+    const int place = part / kParts * p.block_pitch + pixel;
     if (pixel < p.pixels) {
-      loader.place(from,
-                   shared.slots + slot * slot_bytes(p) + (block * p.block_pitch + pixel) * 16);
+      loader.place(from, entry,
+                   shared.slots + slot * slot_bytes(p) + place * 16 + part % kParts * 8);
     }
-    if (++item < loader.pass_items) return;
+    if (++item < loader.round_items) return;
     item = 0;
-    if (++lap * loader.lane_blocks < p.slice_blocks) return;
-    lap = 0;
+    if (++round * loader.lane_blocks < loader.slice_blocks) return;
+    round = 0;
     ptx::fence_async_proxy();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.filled + 8 * slot);
@@ -5190,10 +5526,10 @@ __device__ __forceinline__ void gather_tiles(const Sm90Params& p, const Shared& 
     Item one, two;
     loader.read(oldest, one);
     loader.read(second, two);
-    placer.put(one);
+    placer.put(one, oldest);
     oldest = second;
     if (--waiting == 0) continue;
-    placer.put(two);
+    placer.put(two, second);
     oldest = oldest + 1 == kInFlight ? 0 : oldest + 1;
     --waiting;
   }
@@ -5269,9 +5605,9 @@ struct OwnWeightFeed {
 struct WeightFeed {
   const Sm90Params& p;
   const Shared& shared;
-  const int units, stages;
+  const int units, stages, passes;
   const uint32_t ring;
-  int unit, stage = 0;
+  int unit, lap = 0, stage = 0;
   uint32_t parity = 1;
   // Of this unit: slices that no turn has had yet, the next one's number in its plane, the plane.
   int slices = 0, slice = 0;
@@ -5281,11 +5617,12 @@ struct WeightFeed {
   // What each consumer needs next. Two pointers, not an array: that would lie in local memory.
   const uint4 *first = nullptr, *second = nullptr;
 
-  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared)
+  __device__ __forceinline__ WeightFeed(const Sm90Params& p, const Shared& shared, int passes)
       : p(p),
         shared(shared),
         units(ptx::pinned(weight_units(p))),
         stages(ptx::pinned(p.stages)),
+        passes(p.resident ? 1 : passes),
         ring(ptx::pinned(shared.weights)),
         unit(blockIdx.x) {
     begin_unit();
@@ -5306,7 +5643,7 @@ struct WeightFeed {
   __device__ __forceinline__ void find() {
     while (left == 0 && live()) {
       if (slices == 0) {
-        unit += gridDim.x;
+        if (++lap == passes) lap = 0, unit += gridDim.x;
         begin_unit();
         continue;
       }
@@ -5338,7 +5675,8 @@ struct WeightFeed {
 template <typename Operand, bool kRows>
 __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
                                      const CUtensorMap& map) {
-  BoxFeed<kRows> boxes(p, shared, map, Operand::kBlockChannels);
+  const int passes = Bands<Operand::kSplit>(shared).count();
+  BoxFeed<kRows> boxes(p, shared, map, Operand::kBlockChannels, kWhole<Operand>, passes);
   if (p.rings == 2) {
     OwnWeightFeed first(p, shared, 0), second(p, shared, 1);
     while (first.live() || second.live() || boxes.live()) {
@@ -5348,7 +5686,7 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
     }
     return;
   }
-  WeightFeed weights(p, shared);
+  WeightFeed weights(p, shared, passes);
   while (weights.live() || boxes.live()) {
     weights.try_next();
     boxes.try_next();
@@ -5437,6 +5775,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.visits[i] = reinterpret_cast<const int*>(p.visit)[i];
   }
   list_columns<Operand::kShares * N>(p, shared);
+  if constexpr (Operand::kSplit) join_ranges(p, shared);
   __syncthreads();
   // The block starts with 168 registers for each of 384 threads, and setmaxnreg may only hand round
   // those (3 x 168 = 120 + 2 x 192); asking for more hangs. 512 threads would start with 128 each,
@@ -5459,18 +5798,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 // --- Weight packing --------------------------------------------------------------------------
 
 // Steps of a tap list. Split operands: for each of the parts that are summed by themselves, the
-// tails of its weights, then the heads.
+// tails of its weights, then the heads for tails of the input, then those for heads.
+constexpr int kSplitTimes = 3;
 template <typename Operand>
 __device__ __forceinline__ int steps_of(const Sm90Params& p, const Sm90List& list) {
   if (!Operand::kSplit) return steps_in_list(list.count);
-  return 2 * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
-              steps_in_list(list.count % p.sum_pairs));
+  return kSplitTimes * (list.count / p.sum_pairs * (p.sum_pairs / kStepPairs) +
+                        steps_in_list(list.count % p.sum_pairs));
 }
 
 // The part of a list that a step of split operands belongs to, and the number of its first step.
 __device__ __forceinline__ Sm90List part_of(const Sm90Params& p, const Sm90List& list, int step,
                                             int* first) {
-  const int each = 2 * (p.sum_pairs / kStepPairs);
+  const int each = kSplitTimes * (p.sum_pairs / kStepPairs);
   const int part = min(step / each, list.count / p.sum_pairs), begin = part * p.sum_pairs;
   *first = part * each;
   return {static_cast<uint16_t>(list.begin + begin),
@@ -5522,6 +5862,17 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
   const int group = blockIdx.z, c = p.alternate ? 0 : blockIdx.y % 2;
   const int total = job.steps * kStepItems;
   weight += static_cast<int64_t>(group) * p.weight_group;
+  const int* scales = nullptr;  // of the group's output channels
+  if constexpr (Operand::kSplit) {
+    scales = channel_scales(p, packed) + group * p.out_channels;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < p.job_blocks * kRowsPerBlock;
+         i += gridDim.x * blockDim.x) {
+      int out;
+      tap_of_row(p, job, i / kRowsPerBlock, i % kRowsPerBlock, p.pair[0], &out);
+      row_scales(p, packed)[row_place(p, group, blockIdx.y, i)] =
+          scales[min(out, p.out_channels - 1)];
+    }
+  }
   packed += (static_cast<int64_t>(group) * p.weight_blocks + job.weights) * kStepItems;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
     const int row = i % kRowsPerBlock;
@@ -5536,13 +5887,13 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
       step -= steps_of<Operand>(p, visit.list[c][j++]);
     }
     Sm90List list = visit.list[c][j];
-    bool tail = false;
+    int time = 0;  // that the part is gone through, split operands
     if constexpr (Operand::kSplit) {
       int first;
       list = part_of(p, list, step, &first);
       step -= first;
-      tail = step < steps_in_list(list.count);
-      if (!tail) step -= steps_in_list(list.count);
+      time = step / steps_in_list(list.count);
+      step %= steps_in_list(list.count);
     }
     const int index = pair_of(list, step, k);
     const Sm90Pair& source = p.pair[max(index, 0)];
@@ -5558,16 +5909,19 @@ __global__ void sm90_pack_weights(const __grid_constant__ Sm90Params p,
                            static_cast<int64_t>(out) * p.weight_out + tap;
       values[e] = on ? weight[from] : Operand::from_float(0.f);
     }
-    const uint4 v = *reinterpret_cast<uint4*>(values);
     if constexpr (Operand::kSplit) {
-      if (tail) {
-        packed[i] = make_uint4(Operand::tail(v.x), Operand::tail(v.y), Operand::tail(v.z),
-                               Operand::tail(v.w));
-        continue;
+      const float scale = power_of_two(scales[min(out, p.out_channels - 1)]);
+      uint32_t words[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        words[k] = cut_weights(values[2 * k] * scale, values[2 * k + 1] * scale, time);
       }
+      packed[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+      const uint4 v = *reinterpret_cast<uint4*>(values);
+      packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
+                             Operand::prepare(v.w));
     }
-    packed[i] = make_uint4(Operand::prepare(v.x), Operand::prepare(v.y), Operand::prepare(v.z),
-                           Operand::prepare(v.w));
   }
 }
 
@@ -5687,6 +6041,14 @@ cudaError_t launch_fprop(const Sm90Params& p, int multiprocessors, cudaStream_t 
     const cudaError_t error = cudaGetLastError();
     if (error != cudaSuccess) return error;
   }
+  if constexpr (Operand::kSplit) {
+    const int64_t area = static_cast<int64_t>(p.in_d) * p.in_h * p.in_w;
+    const int64_t count = area * p.batch * p.conv_groups * p.in_channels;
+    const auto* x = static_cast<const uint32_t*>(p.x);
+    sm90_find_range<Operand><<<kRangeBlocks, kRangeThreads, 0, stream>>>(x, count, p.ranges);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
+  }
   const int units = unit_count(p);
   int blocks = units < multiprocessors ? units : multiprocessors;
   // The units of a block are so many apart, and then all of the same jobs, whose weights stay.
@@ -5720,6 +6082,13 @@ cudaError_t launch_pack(const Sm90Params& p, const void* weight, void* packed,
   for (int i = 0; i < p.jobs; ++i) {
     const int total = p.job[i].steps * (kStageBytes / 16);
     if (total > most) most = total;
+  }
+  if constexpr (Operand::kSplit) {
+    const dim3 channels(p.out_channels, p.conv_groups);
+    const auto* numbers = static_cast<const uint32_t*>(weight);
+    sm90_scale_channels<Operand><<<channels, 256, 0, stream>>>(p, numbers, packed);
+    const cudaError_t error = cudaGetLastError();
+    if (error != cudaSuccess) return error;
   }
   const dim3 grid((most + 255) / 256, p.jobs, p.conv_groups);
   sm90_pack_weights<Operand><<<grid, 256, 0, stream>>>(
@@ -5811,6 +6180,9 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
+// float32 as two FP16 numbers.
+static bool is_split(const Sm90Params& plan) { return plan.operand == 3; }
+
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   int64_t at = 0;
   auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
@@ -5872,9 +6244,13 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {
-  int64_t blocks = static_cast<int64_t>(plan.conv_groups) * plan.weight_blocks;
-  if (blocks == 0) blocks = 1;  // a plan without taps still gets a pointer
-  return blocks * kStepBytes;
+  const int64_t scales = static_cast<int64_t>(plan.jobs) * plan.job_blocks * 64 + plan.out_channels;
+  const int64_t behind = is_split(plan) ? plan.conv_groups * scales * 4 : 0;
+  return packed_blocks(plan) * kStepBytes + (behind + 15) / 16 * 16;
+}
+
+int64_t sm90_workspace_bytes(const Sm90Params& plan) {
+  return is_split(plan) ? kRangeBlocks * static_cast<int64_t>(sizeof(uint2)) : 0;
 }
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
@@ -5944,9 +6320,10 @@ UPCONV_ENTRY void* upconv_plan(const int64_t* record, int64_t length) {
   return nullptr;
 }
 
-// Scratch memory that a call needs: the packed weights.
+// Scratch memory that a call needs: the packed weights, then what the kernel itself asks for.
 UPCONV_ENTRY int64_t upconv_scratch_bytes(const void* plan) {
-  return upconv::sm90_packed_bytes(*static_cast<const upconv::Sm90Params*>(plan));
+  const auto& params = *static_cast<const upconv::Sm90Params*>(plan);
+  return upconv::sm90_packed_bytes(params) + upconv::sm90_workspace_bytes(params);
 }
 
 // Packs the weights, then computes y. `bias` may be null. Returns null, or what went wrong.
@@ -5963,6 +6340,8 @@ UPCONV_ENTRY const char* upconv_forward(const void* plan, const void* x, const v
   params.w = static_cast<const uint4*>(scratch);
   params.bias = bias;
   params.y = y;
+  params.ranges =
+      reinterpret_cast<uint2*>(static_cast<char*>(scratch) + upconv::sm90_packed_bytes(params));
   int multiprocessors = 0;
   cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   return upconv::reason(upconv::sm90_fprop(params, multiprocessors, on));

@@ -30,6 +30,14 @@ inline Float16 to_float16(float v) {
   std::memcpy(&result, &narrow, 2);
   return result;
 }
+inline uint32_t bounded_halves(uint32_t v, uint32_t low, uint32_t high) {
+  const auto bound = [&](int shift) {
+    const auto half = [&](uint32_t of) { return widened(Float16{uint16_t(of >> shift)}); };
+    const float most = std::fmin(half(v), half(high));  // the number where one is NaN
+    return uint32_t{to_float16(std::fmax(most, half(low))).bits} << shift;
+  };
+  return bound(0) | bound(16);
+}
 inline uint32_t to_halves(float low, float high) {
   return to_float16(low).bits | static_cast<uint32_t>(to_float16(high).bits) << 16;
 }

@@ -37,7 +37,7 @@ RARELY_READ, OFTEN_READ = (4.0, 6.0), (6.0, 9.0)
 several), filling the tile limits, and boxes are to be as large as may be: they are 4 to 30 % faster
 than boxes of 8 KB in 180 pairs of tilings, nnunet_3d's input gradient 0.37 -> 0.27 ms, unet_up4's
 0.64 -> 0.51, kb77_3d's in BF16 0.22 -> 0.15. Where it is read more often than the second says, the
-small ones are 2 % faster. Not tried with split float32."""
+small ones are 2 % faster."""
 BOX_MOST = 256
 """Elements of a box along one dimension."""
 BOX_STEP_MOST = 8
@@ -324,7 +324,7 @@ def raw_rings(
     times = 128 * reads / (slice_blocks * block * count)
     if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
         rings = [(BOX_BEST, BOX_RINGS[0][1])]
-    if times < OFTEN_READ[count > 1] and not task.split:
+    if times < OFTEN_READ[count > 1] or task.split:
         large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
         rings = [*large, BOX_RINGS[1], *rings]
     known = set()

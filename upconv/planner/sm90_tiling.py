@@ -293,7 +293,7 @@ def pipelines(
     known: dict[tuple[int, int, bool, bool], tuple[UnitWork, float]] = {}
     own = False  # rings of their own for the consumers: the longest that fit, they cost the same
     groups, steps = load.groups * shape.task.groups, (load.steps * slices, load.job_steps * slices)
-    for weights in weight_rings(shape.task.split, form[2], groups, *steps):
+    for weights in weight_rings(form[2], groups, *steps):
         slots = min((room - weights.bytes) // slot, MAX_SLOTS)
         if slots < 2 or (weights.rings == 2 and own and not weights.resident):
             continue

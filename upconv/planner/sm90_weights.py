@@ -39,17 +39,13 @@ class WeightRings:
         return f"{self.stages} weight stages"
 
 
-def weight_rings(
-    split: bool, alternate: bool, groups: int, steps: int, job_steps: int
-) -> Iterator[WeightRings]:
+def weight_rings(alternate: bool, groups: int, steps: int, job_steps: int) -> Iterator[WeightRings]:
     """Two steps stay in flight behind the newest one, so that a ring has three stages or more.
     `groups`: different weights that units need; `steps`: weight blocks of all of them; `job_steps`:
     of each job, 0 where they differ. A block of threads always has units of the same group where
     weights stay."""
     for stages in (8, 6, 4):
         yield WeightRings(1, stages)
-    if split:
-        return
     if groups == 1 and 0 < steps <= MAX_STAGES:
         yield WeightRings(1, steps, resident=True)
     elif alternate and 0 < job_steps <= MAX_STAGES:

@@ -258,10 +258,14 @@ struct BoxLoader {
     }
   }
 
-  __device__ __forceinline__ void write(const uint32_t (&v)[kE], uint32_t block, int i, bool on,
+  __device__ __forceinline__ void write(uint32_t (&v)[kE], uint32_t block, int i, bool on,
                                         const Band& band) const {
     const uint32_t target = block + (i * kLoaders + threadIdx.x) * kWide * 16;
     if constexpr (Operand::kSplit) {
+      if (band.span != ~0u) {
+#pragma unroll
+        for (int k = 0; k < kE; ++k) v[k] = band.own(v[k]);
+      }
       uint32_t head[4], tail[4];
 #pragma unroll
       for (int k = 0; k < 4; ++k) band.cut(v[2 * k], v[2 * k + 1], head[k], tail[k]);

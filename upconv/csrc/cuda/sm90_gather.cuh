@@ -263,8 +263,8 @@ struct Loader {
       if constexpr (Operand::kSplit) {
         const Band band = bands.band(of_pass >> 4 * entry & 15);
         uint2 head, tail;
-        band.cut(v.x, v.y, head.x, tail.x);
-        band.cut(v.z, v.w, head.y, tail.y);
+        band.cut(band.own(v.x), band.own(v.y), head.x, tail.x);
+        band.cut(band.own(v.z), band.own(v.w), head.y, tail.y);
         ptx::store_shared(target + i * 16, head);
         ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16, tail);
       } else {

@@ -85,7 +85,7 @@ struct WeightFeed {
         shared(shared),
         units(ptx::pinned(weight_units(p))),
         stages(ptx::pinned(p.stages)),
-        passes(passes),
+        passes(p.resident ? 1 : passes),
         ring(ptx::pinned(shared.weights)),
         unit(blockIdx.x) {
     begin_unit();

@@ -19,9 +19,9 @@ namespace upconv {
 
 constexpr int kBandWidth = 28, kOneBand = 40;  // powers of two
 constexpr int kRangeThreads = 512;
-constexpr int kTailScale = 2048;
-constexpr int kSumScale = 80;       // sums are so many powers of two larger than the products
-constexpr float kMostHalf = 65504;  // the largest FP16 number
+constexpr float kTailScale = 2048;
+constexpr int kSumScale = 80;  // sums are so many powers of two larger than the products
+constexpr uint32_t kMostHalves = 0x7bff7bff, kLeastHalves = 0xfbfffbff;  // 65504 and -65504
 constexpr uint32_t kInfinity = 0x7f800000;
 
 // 2^exponent, from 2^-126 to 2^127.
@@ -29,17 +29,22 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-// The power of two that brings a number of this size to 2^14 or more; what is below 2^-112 stays
+// The power of two that brings a number of this size to 2^14 or more; what is below 2^-101 stays
 // below.
 __device__ __forceinline__ int scale_of(uint32_t size) {
-  return min(141 - static_cast<int>(size >> 23), 126);
+  return min(141 - static_cast<int>(size >> 23), 115);
 }
 
 // Two numbers as FP16, the first in the lower half. What is not finite becomes a number with its
 // sign: a head's products are numbers, and it is the tail's that are what IEEE 754 says.
 __device__ __forceinline__ uint32_t finite_halves(float low, float high) {
-  return ptx::to_halves(fmaxf(fminf(low, kMostHalf), -kMostHalf),
-                        fmaxf(fminf(high, kMostHalf), -kMostHalf));
+  return ptx::bounded_halves(ptx::to_halves(low, high), kLeastHalves, kMostHalves);
+}
+__device__ __forceinline__ float lower_half(uint32_t halves) {
+  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves)});
+}
+__device__ __forceinline__ float upper_half(uint32_t halves) {
+  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves >> 16)});
 }
 
 // The numbers that a pass over the input takes, and their scale.
@@ -47,18 +52,18 @@ struct Band {
   float scale = 1;
   uint32_t least = 0, span = ~0u;  // sizes, as bits: from `least` on, so many
 
-  __device__ __forceinline__ float scaled(uint32_t bits) const {
-    const bool on = (bits & 0x7fffffffu) - least < span;
-    return on ? __uint_as_float(bits) * scale : 0.f;
+  // The number, or 0 where it is of another band.
+  __device__ __forceinline__ uint32_t own(uint32_t bits) const {
+    return (bits & 0x7fffffffu) - least < span ? bits : 0;
   }
   // Heads and tails of two neighbouring channels.
   __device__ __forceinline__ void cut(uint32_t low, uint32_t high, uint32_t& head,
                                       uint32_t& tail) const {
-    const float a = scaled(low), b = scaled(high);
-    head = finite_halves(a, b);
-    tail = ptx::to_halves(
-        (a - ptx::widened(ptx::Float16{static_cast<unsigned short>(head)})) * kTailScale,
-        (b - ptx::widened(ptx::Float16{static_cast<unsigned short>(head >> 16)})) * kTailScale);
+    const float a = __uint_as_float(low), b = __uint_as_float(high);
+    head = finite_halves(a * scale, b * scale);
+    const float larger = scale * kTailScale;
+    tail = ptx::to_halves(fmaf(lower_half(head), -kTailScale, a * larger),
+                          fmaf(upper_half(head), -kTailScale, b * larger));
   }
 };
 
@@ -199,8 +204,7 @@ __device__ __forceinline__ float unscaled(float sum, int scale) {
 __device__ __forceinline__ uint32_t cut_weights(float low, float high, int part) {
   const uint32_t heads = finite_halves(low, high);
   if (part == 2) return heads;
-  const float low_head = ptx::widened(ptx::Float16{static_cast<unsigned short>(heads)});
-  const float high_head = ptx::widened(ptx::Float16{static_cast<unsigned short>(heads >> 16)});
+  const float low_head = lower_half(heads), high_head = upper_half(heads);
   if (part == 0) return ptx::to_halves(low - low_head, high - high_head);
   // What is not zero stays so, for the infinities that it may meet.
   const auto small = [](float v, float head) {
