@@ -22,7 +22,7 @@ import numpy as np
 
 from upconv.planner import Problem, cuda_aten
 
-MEASURED = Path(__file__).resolve().parent / "results" / "h200-aten-2026-11-15.jsonl.gz"
+MEASURED = Path(__file__).resolve().parent / "results" / "h200-aten-2026-11-16.jsonl.gz"
 LEAST, MOST = np.array([0.05, 0.05, 2.0]), np.array([100.0, 40.0, 60.0])
 """Bounds of the three numbers of a row."""
 STARTS = ((1.5, 2.0, 10.0), (3.0, 3.0, 30.0), (1.0, 5.0, 20.0), (8.0, 1.0, 10.0))

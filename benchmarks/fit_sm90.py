@@ -10,8 +10,8 @@ fields of `UnitWork`). `tilings` tells which tilings they were, by what `identit
 
 What the planner needs is not the time but the fastest tiling. So the constants are those with which
 the tiling picked, softly (each counts by a power of its expected time), is fastest on average, and
-the times are right as far as that costs little. SPLIT_TILINGS has float32 that is not rounded; DRAWN
-layers that nobody chose, 14 tilings of each, which nothing is fitted to.
+the times are right as far as that costs little. SPLIT_TILINGS has float32 that is not rounded,
+DRAWN layers that nobody chose, 14 tilings of each, which nothing is fitted to.
 
 The constants belong into upconv/planner/sm90_cost.py.
 """

@@ -125,6 +125,26 @@ def test_strict_float32_has_at_most_twice_the_error_of_pytorch(
     assert ours <= 2 * error(F.conv_transpose2d(x, w, None, stride), x, w, None, stride)
 
 
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(12, 16), (7, 27)])
+def test_strict_float32_is_exact_for_numbers_of_every_size(
+    size: tuple[int, int], layout: torch.memory_format
+) -> None:
+    """FP16, of which the kernel makes float32, ends at 65504. Each pixel is of another size, in
+    several passes; no error is larger than float32's own, whatever lies beside it."""
+    torch.manual_seed(0)
+    sizes = 10.0 ** (70 * torch.rand(2, 1, *size, device="cuda", dtype=torch.double) - 36)
+    x = (torch.randn(2, 40, *size, device="cuda") * sizes).float().to(memory_format=layout)
+    w = torch.randn(40, 24, 1, 1, device="cuda")
+    with torch.no_grad(), ops.forced(SM90):
+        y = upconv.conv_transpose2d(x, w)
+        assert torch.equal(y, upconv.conv_transpose2d(x, w))
+    expected = F.conv_transpose2d(x.double(), w.double())
+    largest = F.conv_transpose2d(x.double().abs(), w.double().abs())  # if nothing cancelled
+    assert float(((y - expected).abs() / largest).max()) < 4e-7
+
+
 @st.composite
 def grouped_calls(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], tuple[object, ...]]:
     """Shapes of input and weight, and the parameters: 1-D to 3-D, with groups."""

@@ -90,6 +90,33 @@ def test_errors_are_no_larger_than_those_of_the_rounding(name: str, dtype: str) 
         assert ours <= 1.05 * distance(best, expected)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_float32_that_must_not_be_rounded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weight's gradient of drawn layers, and of a long sum: no larger errors than PyTorch's."""
+    monkeypatch.setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee")
+    drawn = (configuration.problem for configuration in islice(draw(850 + seed), 40))
+    long = Problem.of(16, 64, 32, (120, 160), 4, 2, 1)
+    compared = 0
+    for each in (*drawn, *LAYERS.values(), long):
+        problem = replace(each, channels_last=False, direction="grad_weight", tf32=False)
+        machine = ops.plans.cuda_hardware(0)
+        if problem.dtype != "float32" or not hasattr(
+            gather_wgrad.consider(problem, machine), "params"
+        ):
+            continue
+        operands = tensors(problem)
+        expected = reference(problem, *(t.double() for t in operands))
+        theirs = distance(reference(problem, *operands), expected)
+        with torch.no_grad(), ops.forced(gather_wgrad.KERNEL):
+            poison(expected.shape, torch.float32)
+            torch.full((gather_wgrad.WORKSPACE_BYTES // 4,), float("nan"), device="cuda")
+            result = gradient(problem, *operands)
+            assert torch.equal(result, gradient(problem, *operands)), problem
+        assert distance(result, expected) <= max(1.1 * theirs, 3e-7), problem
+        compared += 1
+    assert compared > 10
+
+
 def test_a_tensor_at_an_odd_offset_and_an_expanded_one() -> None:
     problem = Problem.of(2, 6, 6, (9, 32), 5, 2, 2, groups=6, dtype="float16")
     x, w, gy = tensors(problem)

@@ -160,7 +160,6 @@ REFUSALS = {
     "CUDA": (FSRCNN, replace(H200, kind="cpu")),
     "7.5": (FSRCNN, replace(H200, capability=(7, 5))),
     "float64": (replace(FSRCNN, dtype="float64"), H200),
-    "not allowed": (replace(FSRCNN, tf32=False), H200),
     "contiguous": (replace(FSRCNN, channels_last=True), H200),
     "nothing": (replace(FSRCNN, batch=0), H200),
     "2^31": (Problem.of(1, 8, 1, (1 << 14, 1 << 14), 3, tf32=True), H200),
@@ -175,6 +174,19 @@ def test_both_say_why_not(reason: str) -> None:
         answer = module.consider(replace(problem, direction=direction), hardware)
         assert isinstance(answer, Refusal)
         assert reason in answer.reason
+
+
+def test_the_gradient_of_the_weight_alone_takes_float32_as_it_is() -> None:
+    strict = replace(FSRCNN, tf32=False)
+    refusal = igrad.consider(replace(strict, direction="grad_input"), H200)
+    assert isinstance(refusal, Refusal)
+    assert "not allowed" in refusal.reason
+    plan = wgrad.consider(replace(strict, direction="grad_weight"), H200)
+    rounded = wgrad.consider(replace(FSRCNN, direction="grad_weight"), H200)
+    assert isinstance(plan, Candidate)
+    assert isinstance(rounded, Candidate)
+    assert plan.params[0] == gather.SPLIT
+    assert plan.microseconds > rounded.microseconds
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

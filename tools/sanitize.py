@@ -153,9 +153,9 @@ def forward_sweep() -> None:
 
 def main() -> None:
     direct_sweep()
-    direct_gradient_sweep()
     for precision in ("tf32", "ieee"):
         torch.backends.cudnn.conv.fp32_precision = precision
+        direct_gradient_sweep()
         forward_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     gradient_sweep()

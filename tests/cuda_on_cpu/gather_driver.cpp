@@ -18,7 +18,7 @@ void run_blocks(int blocks, int threads, int shared_bytes, bool backwards, const
   }
 }
 
-template <typename Operand>
+template <typename Operand, bool kInput = true>
 int run(const GatherParams& p, bool backwards) {
   const int threads = 32 * p.warps_m * p.warps_n * p.warps_k;
 #define UPCONV_INPUT(n)                                              \
@@ -36,7 +36,9 @@ int run(const GatherParams& p, bool backwards) {
                [&] { gather::gather_wgrad_add<Operand>(p, rows); });        \
     return 0;                                                               \
   }
-  UPCONV_GATHER_IGRAD_TILES(UPCONV_INPUT)
+  if constexpr (kInput) {
+    UPCONV_GATHER_IGRAD_TILES(UPCONV_INPUT)
+  }
   UPCONV_GATHER_WGRAD_TILES(UPCONV_WEIGHT)
 #undef UPCONV_WEIGHT
 #undef UPCONV_INPUT
@@ -61,7 +63,8 @@ extern "C" int gather_emulate(const int64_t* record, int64_t length, int backwar
   const GatherParams p = with_copies_that_fit(*plan);
   if (p.type == 0) return run<gather::Tf32>(p, backwards != 0);
   if (p.type == 1) return run<gather::Bf16>(p, backwards != 0);
-  return run<gather::Fp16>(p, backwards != 0);
+  if (p.type == 2) return run<gather::Fp16>(p, backwards != 0);
+  return run<gather::Split, false>(p, backwards != 0);
 }
 
 extern "C" int64_t gather_bytes(const int64_t* record, int64_t length) {

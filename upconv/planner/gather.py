@@ -14,6 +14,8 @@ from math import gcd, prod
 from .problem import Hardware, Problem
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
+SPLIT = 3
+"""float32 that must not be rounded: the weight's gradient alone."""
 OLDEST = (8, 0)
 MOST_JOBS = 48
 FARTHEST = 1 << 15
@@ -138,6 +140,11 @@ def rows_by_input(problem: Problem, rows: int, taps_y: int) -> Box:
     return Box(count, three(problem.dilation, 1)[0], step, dilation // step, advance)
 
 
+def split(problem: Problem) -> bool:
+    """Must float32 be kept as it is?"""
+    return problem.dtype == "float32" and not problem.tf32
+
+
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
     if hardware.kind != "cuda":
@@ -147,7 +154,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs compute capability 8.0, this GPU has {major}.{minor}"
     if problem.dtype not in TYPES:
         return f"has no {problem.dtype} form"
-    if problem.dtype == "float32" and not problem.tf32:
+    if split(problem) and problem.direction != "grad_weight":
         return "computes float32 in TF32, which is not allowed here"
     if problem.channels_last:
         return "covers the contiguous layout only"

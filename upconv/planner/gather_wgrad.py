@@ -39,6 +39,9 @@ ROW_INSTRUCTIONS = 11.0
 """Of a warp for each row of a unit, beside its products."""
 UNIT_CYCLES = 1630.0
 """Of a unit that nothing hides: the barrier, and what a warp waits for its first operands."""
+SPLIT_INSTRUCTIONS, CUT, SPLIT_PRODUCTS = 7.0, 2.0, 4.6
+"""Where float32 must not be rounded: instructions for three products and their addition, those that
+cut a number in two beside what rounding takes, and cycles of a multiprocessor for the products."""
 LONE_WARP = 2.1
 """How many times its share of the multiprocessor's cycles a warp takes at the least."""
 ISSUE = 0.62
@@ -185,6 +188,8 @@ class Division:
     @cached_property
     def shared_bytes(self) -> int:
         boxes = self.table_bytes + 2 * (self.gy_bytes + self.x_bytes)
+        if gather.split(self.problem):  # and each thread's sums of earlier units
+            boxes += self.threads * prod(self.shape.tile) * 16
         return max(boxes, self.shape.sums * 4)
 
     # --- jobs
@@ -258,10 +263,11 @@ class Division:
     # --- the cost
 
     @cached_property
-    def cycles(self) -> tuple[float, float, float]:
-        """Of one unit on a multiprocessor: instructions, shared memory, and copies."""
+    def cycles(self) -> tuple[float, ...]:
+        """Of one unit on a multiprocessor: instructions, shared memory, copies, and products where
+        each is three."""
         m, n = self.shape.tile
-        size = self.problem.element_bytes
+        size, split = self.problem.element_bytes, gather.split(self.problem)
         step = 16 if size == 2 else 8
         steps = self.rows * -(-self.columns // step) * prod(self.shape.warps)
         loads = m * (8 if size == 2 else 4)
@@ -269,9 +275,10 @@ class Division:
             2 * loads
             + m * 4
             + n * (2 if size == 2 else 6)
-            + m * n
+            + m * n * (SPLIT_INSTRUCTIONS if split else 1)
             + 8
             + (0 if size == 2 else 4 * m)
+            + (CUT * (4 * m + 2 * n) if split else 0)
         )
         boxes = (
             gather.copies(self.gy_lines, self.gy_pitch, self.problem.out_size[-1], size),
@@ -284,12 +291,11 @@ class Division:
         issue = (steps * one + copies * COPY + rest) / 4 / ISSUE
         shared = steps * (1.2 * loads + 2 * n) + 4 * copies
         staged = (self.gy_bytes + self.x_bytes) / STAGED_BYTES
-        return issue, shared, staged
+        return issue, shared, staged, steps * m * n * SPLIT_PRODUCTS if split else 0.0
 
     @cached_property
     def microseconds(self) -> float:
-        times = sorted(self.cycles)
-        unit = times[2] + UNHIDDEN * (times[0] + times[1])
+        unit = max(self.cycles) + UNHIDDEN * (sum(self.cycles) - max(self.cycles))
         places = self.hardware.multiprocessors * self.together
         waves = -(-self.blocks // places)
         longest = max(-(-job.units // job.shares) for job in self.jobs)
@@ -405,7 +411,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     problem, shape = way.problem, way.shape
     element = problem.element_bytes
     return {
-        "type": gather.TYPES[problem.dtype],
+        "type": gather.SPLIT if gather.split(problem) else gather.TYPES[problem.dtype],
         "by_weight": 1,
         "by_input": int(shape.by_input),
         "tiles_m": shape.tile[0],

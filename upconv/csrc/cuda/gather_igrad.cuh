@@ -103,21 +103,23 @@ __device__ __forceinline__ void multiply_pixels(const uint32_t (&places)[kPlaces
     for (int i = 0; i < kOffsets; ++i) offsets[i] = next[i];
     list += kOffsets * 16;
     mma_ptx::load_shared(list, next);  // past the last: weights, which are not used as offsets
-    uint32_t a[kPixelTiles][4];
+    Fragment<4> a[kPixelTiles];
 #pragma unroll
     for (int m = 0; m < kPixelTiles; ++m) {
+      uint32_t read[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const uint32_t place = places[2 * m + i % 2];
         const int first = i / 2 * Operand::kPer;
-        a[m][i] =
+        read[i] =
             gathered<Operand>(place + offsets[first], place + offsets[first + Operand::kPer - 1]);
       }
+      a[m] = Operand::prepared(read);
     }
 #pragma unroll
     for (int n = 0; n < kN; ++n) {
-      uint32_t b[2];
-      mma_ptx::load_shared(weights + n * steps * 256, b);
+      Fragment<2> b;  // prepared when they were packed
+      mma_ptx::load_shared(weights + n * steps * 256, b.words);
 #pragma unroll
       for (int m = 0; m < kPixelTiles; ++m) Operand::multiply(sums[m][n], a[m], b);
     }

@@ -20,7 +20,7 @@ constexpr int kGatherThreads = 256;  // of a block, at most
 // Scalars, all int. Channels are those of one group. A "box" is what a block stages of a tensor at
 // a time: rows of some channels and planes, `pitch` elements apart.
 #define UPCONV_GATHER_FIELDS(X)                                                           \
-  X(type)      /* 0 float32 as TF32, 1 bfloat16, 2 float16 */                             \
+  X(type)      /* 0 float32 as TF32, 1 bfloat16, 2 float16, 3 float32 as such */          \
   X(by_weight) /* 1: the gradient of the weight; 0: of the input */                       \
   X(by_input)  /* 1: a unit is rows of the input; 0: rows of grad_output */               \
   X(tiles_m)   /* tiles of 16 rows of a warp; of the input's gradient: 4 */               \

@@ -7,6 +7,8 @@
 // element, and the gathering keeps up with the memory.
 #pragma once
 
+#include <utility>
+
 #include "gather_params.h"
 #include "mma_layout.cuh"
 
@@ -25,28 +27,77 @@ namespace upconv::gather {
 // --- Numbers ---------------------------------------------------------------------------------
 
 // How a thread's share of a product lies along K: kPixels neighbours, of which each register
-// holds kPer. A product takes kStep of K.
+// holds kPer. A product takes kStep of K. A fragment is what the tensor core gets of a row or a
+// column, made of the kWords registers that were read.
+template <int kWords>
+struct Fragment {
+  uint32_t words[kWords];
+};
+
 struct Tf32 : MmaTf32 {
   static constexpr int kPixels = 2, kPer = 1, kStep = 8;
-  static __device__ __forceinline__ void prepare(uint32_t (&b)[2]) {
-    b[0] = MmaTf32::prepare(b[0]);
-    b[1] = MmaTf32::prepare(b[1]);
+  template <int kWords>
+  static __device__ __forceinline__ Fragment<kWords> prepared(const uint32_t (&read)[kWords]) {
+    Fragment<kWords> result;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) result.words[i] = MmaTf32::prepare(read[i]);
+    return result;
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment<4>& a,
+                                                  const Fragment<2>& b) {
+    MmaTf32::multiply(d, a.words, b.words);
   }
 };
 
 template <typename Base>
 struct Narrow : Base {
   static constexpr int kPixels = 4, kPer = 2, kStep = 16;
-  static __device__ __forceinline__ void prepare(uint32_t (&)[2]) {}
+  template <int kWords>
+  static __device__ __forceinline__ Fragment<kWords> prepared(const uint32_t (&read)[kWords]) {
+    Fragment<kWords> result;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) result.words[i] = read[i];
+    return result;
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment<4>& a,
+                                                  const Fragment<2>& b) {
+    Base::multiply(d, a.words, b.words);
+  }
 };
 using Bf16 = Narrow<MmaBf16>;
 using Fp16 = Narrow<MmaFp16>;
+
+// float32 that must not be rounded (see MmaSplit): three products of heads and tails, summed by
+// themselves, since the tensor core truncates, and added with rounding.
+struct Split : MmaSplit {
+  static constexpr int kPixels = 2, kPer = 1, kStep = 8;
+  template <int kWords>
+  struct Both {
+    uint32_t heads[kWords], tails[kWords];
+  };
+  template <int kWords>
+  static __device__ __forceinline__ Both<kWords> prepared(const uint32_t (&read)[kWords]) {
+    Both<kWords> result;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) split(read[i], result.heads[i], result.tails[i]);
+    return result;
+  }
+  static __device__ __forceinline__ void multiply(float (&d)[4], const Both<4>& a,
+                                                  const Both<2>& b) {
+    float sum[4] = {};
+    mma_ptx::mma_tf32(sum, a.tails, b.heads[0], b.heads[1]);
+    mma_ptx::mma_tf32(sum, a.heads, b.tails[0], b.tails[1]);
+    mma_ptx::mma_tf32(sum, a.heads, b.heads[0], b.heads[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+  }
+};
 
 // A register of K: the number at `one`, or those at `one` and `two`, in shared memory.
 template <typename Operand>
 __device__ __forceinline__ uint32_t gathered(uint32_t one, uint32_t two) {
   if constexpr (Operand::kPer == 1) {
-    return MmaTf32::prepare(mma_ptx::load_shared32(one));
+    return mma_ptx::load_shared32(one);
   } else {
     return __byte_perm(mma_ptx::load_shared16(one), mma_ptx::load_shared16(two), 0x5410);
   }

@@ -3,7 +3,7 @@
 
 namespace upconv {
 
-#define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16)
+#define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
 #define UPCONV_DECLARE(index, name) \
   cudaError_t gather_wgrad_##name(const GatherParams&, cudaStream_t);
 UPCONV_TYPES(UPCONV_DECLARE)
