@@ -50,7 +50,7 @@ OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
 SPLIT = 3
 """Operand type of float32 that must not be rounded."""
-SPLIT_NOTE = "float32 as two FP16 numbers, scaled by the input's range: a pass over it and 2 KiB of workspace"
+SPLIT_NOTE = "float32 as two FP16 numbers, scaled by the input's range: a pass over it, 2 KiB"
 BLOCK_ROWS = 64
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
 """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
