@@ -5295,17 +5295,16 @@ struct Loader {
     do {
       unit += gridDim.x;
       if (!live()) return;
-      planes = p.job[job_of(p, group_of(p, unit), 0)].visits;
+      find_planes();
     } while (planes == 0);
     lap = 0;
-    begin_pass();
+    begin_plane();
   }
 
-  __device__ __forceinline__ void begin_pass() {
+  __device__ __forceinline__ void find_planes() {
     const Sm90Job& job = p.job[job_of(p, group_of(p, unit), 0)];
     planes = job.visits;
     visit = shared.visits + job.visit * kVisitWords;
-    begin_plane();
   }
 
   // Where this thread's items of a plane lie: once for all its slices.
@@ -5369,8 +5368,11 @@ struct Loader {
     if (++round * lane_blocks < slice_blocks) return;
     round = 0;
     if (++slice < p.slices) return;
-    if (--planes == 0) return ++lap < bands.count() ? begin_pass() : next_unit();
     visit += kVisitWords;
+    if (--planes == 0) {
+      if (!Operand::kSplit || ++lap == bands.count()) return next_unit();
+      find_planes();
+    }
     begin_plane();
   }
 
