@@ -258,6 +258,15 @@ def test_refusals_say_why(change: dict[str, object], words: str) -> None:
     assert words in answer.reason
 
 
+def test_sums_that_would_leave_the_range_of_split_numbers_are_refused() -> None:
+    problem = Problem.of(1, 8192, 8, (4, 4), 5, 1, 2)
+    refusal = sm90.consider(problem, H200)
+    assert isinstance(refusal, Refusal)
+    assert "204800 products" in refusal.reason
+    for other in (replace(problem, tf32=True), replace(problem, in_channels=4096)):
+        assert sm90.legality(other, H200) is None
+
+
 def test_other_gpus_are_refused_by_their_capability() -> None:
     problem = Problem.of(2, 16, 16, (8, 8), 3, tf32=True)
     answer = sm90.consider(problem, replace(H200, capability=(8, 9)))

@@ -2267,6 +2267,9 @@ def _planner():
     KERNEL = "sm90_wgmma_fprop"
 
     LEAST_CHANNELS = 8
+    MOST_SPLIT_TERMS = 1 << 17
+    """Of one output, where float32 is split: twice as many of the largest numbers, all of one sign,
+    would leave the range of the sums (kSumScale in csrc/cuda/sm90_split.cuh)."""
 
 
     @dataclass(frozen=True)
@@ -2333,6 +2336,10 @@ def _planner():
                     f"{name}_channels{of_group} = {channels}: "
                     f"below {LEAST_CHANNELS}, the blocks stay empty"
                 )
+            terms = channels * prod(problem.kernel)
+            strict = problem.dtype == "float32" and not problem.tf32
+            if strict and name == summed and terms > MOST_SPLIT_TERMS:
+                return f"{terms} products for each output: too many for float32 that is split"
             vector = 16 // problem.element_bytes
             if problem.channels_last and channels % vector:
                 return f"channels_last needs {name}_channels{of_group} in multiples of {vector}"

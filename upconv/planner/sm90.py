@@ -19,6 +19,7 @@ csrc/cuda/sm90_params.h reads. `consider` answers for the forward pass; any othe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -39,6 +40,9 @@ from .sm90_weights import STEP_PAIRS
 KERNEL = "sm90_wgmma_fprop"
 
 LEAST_CHANNELS = 8
+MOST_SPLIT_TERMS = 1 << 17
+"""Of one output, where float32 is split: twice as many of the largest numbers, all of one sign,
+would leave the range of the sums (kSumScale in csrc/cuda/sm90_split.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,10 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
                 f"{name}_channels{of_group} = {channels}: "
                 f"below {LEAST_CHANNELS}, the blocks stay empty"
             )
+        terms = channels * prod(problem.kernel)
+        strict = problem.dtype == "float32" and not problem.tf32
+        if strict and name == summed and terms > MOST_SPLIT_TERMS:
+            return f"{terms} products for each output: too many for float32 that is split"
         vector = 16 // problem.element_bytes
         if problem.channels_last and channels % vector:
             return f"channels_last needs {name}_channels{of_group} in multiples of {vector}"
