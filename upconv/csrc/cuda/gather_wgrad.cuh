@@ -1,13 +1,13 @@
-// The gradient of the weight on mma.sync, for groups of few channels, few channels on either side
-// and depthwise layers.
+// The gradient of the weight on mma.sync, for groups of few channels, few channels on either side,
+// depthwise layers, and for any layer whose float32 must not be rounded.
 //
 // gw[ci][co][tap] is a sum over pixels of x[ci][pixel] * gy[co][place of (pixel, tap)]: a matrix
 // product with pixels as K. Its rows are output channels and taps of the width, each a row of
 // grad_output at a shift of its own; its columns are input channels. The other taps, of depth and
 // height, extend one of the two:
-//   by rows of grad_output  a row of grad_output meets those rows of the input that its phase's
-//   taps
-//                           lead to: columns are input channels and taps; grad_output is read once
+//   by rows of grad_output  a row of grad_output meets those rows of the input that the taps of its
+//                           phase lead to: columns are input channels and taps; grad_output is read
+//                           once
 //   by rows of the input    a row of the input meets one row of grad_output for each tap: rows are
 //                           output channels and taps; the input is read once
 // Every product of such a tile is one of the gradient's, whatever stride and dilation are.
