@@ -28,8 +28,8 @@ SOURCES = (
     "sm90_launch",
     "sm90_driver",
 )
-WIDE = (0, 3)
-"""Operand types of 32 bits."""
+WIDE, HALF = (0, 3), 2
+"""Operand types of 32 bits, and the one that is FP16."""
 
 
 def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
@@ -70,14 +70,18 @@ def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
 
 
 def to_bits(values: np.ndarray, operand: int) -> np.ndarray:
-    """float32, or the upper half of it where the operand has 16 bits."""
+    """float32, or 16 bits: FP16, or the upper half of float32 for bfloat16."""
     single = np.ascontiguousarray(values, dtype=np.float32)
+    if operand == HALF:
+        return single.astype(np.float16).view(np.uint16)
     return single if operand in WIDE else (single.view(np.uint32) >> 16).astype(np.uint16)
 
 
-def from_bits(bits: np.ndarray) -> np.ndarray:
+def from_bits(bits: np.ndarray, operand: int) -> np.ndarray:
     if bits.dtype == np.float32:
         return bits
+    if operand == HALF:
+        return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
@@ -91,7 +95,7 @@ def run(
     multiprocessors: int,
     seed: int = 1,
 ) -> np.ndarray:
-    """The output; what no store reached is NaN. 16-bit operands are rounded to bfloat16."""
+    """The output; what no store reached is NaN."""
     operand, channels_last = record[0], record[3]
     if channels_last:
         x = np.moveaxis(x, 1, -1)
@@ -117,7 +121,7 @@ def run(
         integers, ctypes.c_int64(len(record)), *arguments, multiprocessors, ctypes.c_uint64(seed)
     )
     assert not failure, failure.decode()
-    result = from_bits(y.view(np.float32) if operand in WIDE else y)
+    result = from_bits(y.view(np.float32) if operand in WIDE else y, operand)
     return np.moveaxis(result, -1, 1) if channels_last else result
 
 

@@ -58,7 +58,7 @@ def run(
     )
     assert not failure, failure.decode()
     assert (result[channels:].view(np.uint8) == untouched[channels:].view(np.uint8)).all()
-    return sm90_on_cpu.from_bits(result[:channels]), parts.value
+    return sm90_on_cpu.from_bits(result[:channels], dtype), parts.value
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

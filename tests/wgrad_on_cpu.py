@@ -21,8 +21,7 @@ def compiled(folder: Path) -> ctypes.CDLL:
 def run(
     library: ctypes.CDLL, record: tuple[int, ...], x: np.ndarray, gy: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Weight's and bias's gradient, flat; what no store reached is NaN. 16-bit operands are rounded
-    to bfloat16."""
+    """Weight's and bias's gradient, flat; what no store reached is NaN."""
     operand = record[0]
     tensors = [sm90_on_cpu.aligned(sm90_on_cpu.to_bits(each, operand)) for each in (x, gy)]
     gw, gb = (sm90_on_cpu.to_bits(np.full(n, np.nan), operand) for n in (size, gy.shape[1]))
@@ -38,4 +37,4 @@ def run(
         ctypes.c_uint64(1),
     )
     assert not failure, failure.decode()
-    return sm90_on_cpu.from_bits(gw), sm90_on_cpu.from_bits(gb)
+    return sm90_on_cpu.from_bits(gw, operand), sm90_on_cpu.from_bits(gb, operand)

@@ -175,8 +175,17 @@ inline __nv_bfloat16 __float2bfloat16(float v) {
   const uint32_t bits = bits_of(v);
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
-struct __half {  // likewise, as if it were bfloat16
+struct __half {
   uint16_t bits;
 };
-inline float __half2float(__half v) { return float_of(uint32_t{v.bits} << 16); }
-inline __half __float2half_rn(float v) { return {__float2bfloat16(v).bits}; }
+inline float __half2float(__half v) {
+  _Float16 value;
+  std::memcpy(&value, &v.bits, 2);
+  return static_cast<float>(value);
+}
+inline __half __float2half_rn(float v) {
+  const auto value = static_cast<_Float16>(v);
+  __half result;
+  std::memcpy(&result.bits, &value, 2);
+  return result;
+}

@@ -16,20 +16,10 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
-inline _Float16 half_of(uint16_t bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return value;
-}
 inline float widened(BFloat16 v) { return float_of(uint32_t{v.bits} << 16); }
-inline float widened(Float16 v) { return static_cast<float>(half_of(v.bits)); }
+inline float widened(Float16 v) { return __half2float({v.bits}); }
 inline BFloat16 to_bfloat16(float v) { return {__float2bfloat16(v).bits}; }
-inline Float16 to_float16(float v) {
-  const auto narrow = static_cast<_Float16>(v);
-  Float16 result;
-  std::memcpy(&result, &narrow, 2);
-  return result;
-}
+inline Float16 to_float16(float v) { return {__float2half_rn(v).bits}; }
 inline uint32_t bounded_halves(uint32_t v, uint32_t low, uint32_t high) {
   const auto bound = [&](int shift) {
     const auto half = [&](uint32_t of) { return widened(Float16{uint16_t(of >> shift)}); };
