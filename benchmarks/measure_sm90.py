@@ -173,11 +173,6 @@ def calls(problem: Problem) -> tuple[Callable[[], torch.Tensor], Callable[[], to
     )
 
 
-def rounded(problem: Problem) -> bool:
-    """To what the tensor cores multiply."""
-    return problem.tf32 or problem.dtype != "float32"
-
-
 def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, Any] | None:
     choices = chosen(problem, hardware) if sm90.legality(problem, hardware) is None else []
     if not choices:
@@ -191,7 +186,7 @@ def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, 
             plans.record = lambda key, record=record: record  # type: ignore[misc]
             plans.clear()
             error = float((ours().float() - expected).norm() / expected.norm())
-            limit = LIMIT[problem.dtype] if rounded(problem) else SPLIT_LIMIT
+            limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
             assert error <= limit, (problem, choice.identity, error)
             times[choice.identity] += [clock.milliseconds(lambda: (ours(),)) for _ in range(4)]
     medians = [median(times[choice.identity]) for choice in choices]
@@ -212,7 +207,7 @@ def line_of(
         "dtype": problem.dtype,
         "direction": problem.direction,
         "channels_last": problem.channels_last,
-        **({} if rounded(problem) else {"split": True}),
+        **({"split": True} if problem.strict else {}),
         "names": NAMES,
         "identity": IDENTITY,
         "tilings": [choice.identity for choice in choices],

@@ -154,9 +154,9 @@ def pack(plan: Plan, weight: np.ndarray, group: int) -> np.ndarray:
         c = plan.side(index)
         for visit in plan.unit_visits(index):
             parts = [
-                (part, tail, job, j)
+                (part, which, job, j)
                 for j in range(plan.job_blocks)
-                for part, tail in weight_steps(plan, visit["lists"][c][j])
+                for part, which in weight_steps(plan, visit["lists"][c][j])
             ]
             assert len(parts) == visit["steps"][c]
             for piece in range(plan.slices):
@@ -170,7 +170,7 @@ def pack_block(
     plan: Plan,
     flat: np.ndarray,
     part: range,
-    tail: int,
+    which: int,
     job: dict[str, Any],
     j: int,
     piece: int,
@@ -187,7 +187,7 @@ def pack_block(
             channel_in = (piece * plan.slice_blocks + pair["block"]) * elements + e
             on = (tap >= 0) & (channel_in < plan.in_channels)
             index = channel_in * plan.weight_in + out * plan.weight_out + tap
-            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], tail == 1)
+            block[k * 2 * elements + e, on] = part_of(plan, flat[index[on]], which == 1)
     return block
 
 

@@ -291,7 +291,7 @@ RANGES = {
 
 
 @pytest.mark.parametrize("name", RANGES)
-@pytest.mark.parametrize("sizes", [(0, 6), (-36, 0), (-38, 38), (30, 37), (-44, -38)])
+@pytest.mark.parametrize("sizes", [(-1, 5), (-36, 0), (-40, 36), (28, 35), (-43, -37)])
 def test_numbers_of_every_size_keep_their_bits(
     library: ctypes.CDLL, name: str, sizes: tuple[int, int]
 ) -> None:
@@ -302,7 +302,7 @@ def test_numbers_of_every_size_keep_their_bits(
     places = int(np.prod(problem.in_size[-2:]))
     size = 10.0 ** rng.permutation(np.linspace(*sizes, places)).reshape(problem.in_size[-2:])
     shape = 1, problem.in_channels, *problem.in_size
-    x = (rng.uniform(0.5, 1, shape) * size * 10.0 ** (-sizes[1] // 30)).astype(np.float32)
+    x = (rng.uniform(0.5, 1, shape) * size).astype(np.float32)
     w = rng.uniform(-1, 1, (problem.in_channels, 8, *problem.kernel)).astype(np.float32)
     w *= 10.0 ** rng.integers(-3, 1, (1, 8, *[1] * problem.ndim))  # every channel, too
     exact = x.astype(np.float64), w.astype(np.float64)

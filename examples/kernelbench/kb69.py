@@ -500,6 +500,11 @@ def _planner():
             return tuple(output_size(*dimension) for dimension in self.dimensions)
 
         @property
+        def strict(self) -> bool:
+            """Must float32 keep all its bits?"""
+            return self.dtype == "float32" and not self.tf32
+
+        @property
         def element_bytes(self) -> int:
             return ELEMENT_BYTES[self.dtype]
 
@@ -754,7 +759,7 @@ def _planner():
             weight_out=taps,
             weight_group=in_channels * out_channels * taps,
             dtype=problem.dtype,
-            split=problem.dtype == "float32" and not problem.tf32,
+            split=problem.strict,
             channels_last=problem.channels_last,
             bias=problem.bias,
         )
@@ -1372,6 +1377,7 @@ def _planner():
         times = 128 * reads / (slice_blocks * block * count)
         if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
             rings = [(BOX_BEST, BOX_RINGS[0][1])]
+        # Split numbers take twice the room in a box: larger rings are worth a look for all of them.
         if times < OFTEN_READ[count > 1] or task.split:
             large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
             rings = [*large, BOX_RINGS[1], *rings]
@@ -2337,8 +2343,7 @@ def _planner():
                     f"below {LEAST_CHANNELS}, the blocks stay empty"
                 )
             terms = channels * prod(problem.kernel)
-            strict = problem.dtype == "float32" and not problem.tf32
-            if strict and name == summed and terms > MOST_SPLIT_TERMS:
+            if problem.strict and name == summed and terms > MOST_SPLIT_TERMS:
                 return f"{terms} products for each output: too many for float32 that is split"
             vector = 16 // problem.element_bytes
             if problem.channels_last and channels % vector:
@@ -4136,6 +4141,12 @@ struct SizeRange {
     most = max(most, counted);
     least = min(least, counted - 1);
   }
+  // All threads of a warp, to what others have found.
+  __device__ __forceinline__ void join(uint32_t* found) const {
+    const uint32_t warp_most = __reduce_max_sync(~0u, most);
+    const uint32_t warp_least = __reduce_min_sync(~0u, least);
+    if (threadIdx.x % 32 == 0) atomicMax(found, warp_most), atomicMin(found + 1, warp_least);
+  }
 };
 
 template <typename Operand>
@@ -4161,9 +4172,7 @@ __global__ void __launch_bounds__(kRangeThreads)
   __shared__ uint32_t found[2];
   if (threadIdx.x == 0) found[0] = 0, found[1] = ~0u;
   __syncthreads();
-  const uint32_t most = __reduce_max_sync(~0u, range.most);
-  const uint32_t least = __reduce_min_sync(~0u, range.least);
-  if (threadIdx.x % 32 == 0) atomicMax(found, most), atomicMin(found + 1, least);
+  range.join(found);
   __syncthreads();
   if (threadIdx.x == 0) ranges[blockIdx.x] = {found[0], found[1]};
 }
@@ -4174,8 +4183,7 @@ __device__ __forceinline__ void join_ranges(const Sm90Params& p, const Shared& s
   __syncthreads();
   if (threadIdx.x < kRangeBlocks) {
     const uint2 part = p.ranges[threadIdx.x];
-    const uint32_t most = __reduce_max_sync(~0u, part.x), least = __reduce_min_sync(~0u, part.y);
-    if (threadIdx.x % 32 == 0) atomicMax(shared.range, most), atomicMin(shared.range + 1, least);
+    SizeRange{part.x, part.y}.join(shared.range);
   }
 }
 static_assert(kRangeBlocks <= kThreads && kRangeBlocks % 32 == 0, "a thread for each part");
@@ -6193,8 +6201,7 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
-// float32 as two FP16 numbers.
-static bool is_split(const Sm90Params& plan) { return plan.operand == 3; }
+static bool is_split(const Sm90Params& plan) { return plan.parts > 1; }
 
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   int64_t at = 0;

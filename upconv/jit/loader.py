@@ -20,7 +20,7 @@ from .tools import Toolchain, find_toolchain, what_is_missing
 
 NOTICE_AFTER_S = 2.0
 _NAMES = {"cuda_wgrad": "CUDA weight gradient"}
-_TYPICAL_S = {"cpu": "15 s", "cuda": "half a minute", "cuda_wgrad": "15 s"}
+_TYPICAL_S = {"cpu": "15 s", "cuda": "half a minute", "cuda_wgrad": "20 s"}
 
 
 class UpconvWarning(UserWarning):

@@ -228,8 +228,7 @@ def kind_of(problem: Problem) -> str:
 def _winograd(problem: Problem) -> bool:
     """Are there kernels with fewer products? Float32 that must be exact takes a third to a half of
     the time then."""
-    strict = problem.dtype == "float32" and not problem.tf32
-    return strict and problem.kernel == (3, 3) and max(problem.dilation) == 1
+    return problem.strict and problem.kernel == (3, 3) and max(problem.dilation) == 1
 
 
 def _overlap(problem: Problem) -> bool:

@@ -140,11 +140,6 @@ def rows_by_input(problem: Problem, rows: int, taps_y: int) -> Box:
     return Box(count, three(problem.dilation, 1)[0], step, dilation // step, advance)
 
 
-def split(problem: Problem) -> bool:
-    """Must float32 be kept as it is?"""
-    return problem.dtype == "float32" and not problem.tf32
-
-
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
     if hardware.kind != "cuda":
@@ -154,7 +149,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs compute capability 8.0, this GPU has {major}.{minor}"
     if problem.dtype not in TYPES:
         return f"has no {problem.dtype} form"
-    if split(problem) and problem.direction != "grad_weight":
+    if problem.strict and problem.direction != "grad_weight":
         return "computes float32 in TF32, which is not allowed here"
     if problem.channels_last:
         return "covers the contiguous layout only"

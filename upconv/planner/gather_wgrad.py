@@ -188,7 +188,7 @@ class Division:
     @cached_property
     def shared_bytes(self) -> int:
         boxes = self.table_bytes + 2 * (self.gy_bytes + self.x_bytes)
-        if gather.split(self.problem):  # and each thread's sums of earlier units
+        if self.problem.strict:  # and each thread's sums of earlier units
             boxes += self.threads * prod(self.shape.tile) * 16
         return max(boxes, self.shape.sums * 4)
 
@@ -267,7 +267,7 @@ class Division:
         """Of one unit on a multiprocessor: instructions, shared memory, copies, and products where
         each is three."""
         m, n = self.shape.tile
-        size, split = self.problem.element_bytes, gather.split(self.problem)
+        size, split = self.problem.element_bytes, self.problem.strict
         step = 16 if size == 2 else 8
         steps = self.rows * -(-self.columns // step) * prod(self.shape.warps)
         loads = m * (8 if size == 2 else 4)
@@ -411,7 +411,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     problem, shape = way.problem, way.shape
     element = problem.element_bytes
     return {
-        "type": gather.SPLIT if gather.split(problem) else gather.TYPES[problem.dtype],
+        "type": gather.SPLIT if problem.strict else gather.TYPES[problem.dtype],
         "by_weight": 1,
         "by_input": int(shape.by_input),
         "tiles_m": shape.tile[0],

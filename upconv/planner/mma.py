@@ -56,7 +56,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     if problem.batch == 0 or min(problem.out_size) <= 0:
         return "nothing to compute"
     products = most_products(problem)
-    if problem.dtype == "float32" and not problem.tf32 and products > MOST_STRICT_PRODUCTS:
+    if problem.strict and products > MOST_STRICT_PRODUCTS:
         return (
             f"float32 without TF32, {products} products an output: above {MOST_STRICT_PRODUCTS} the"
             " tensor cores' truncated sums cost more than twice PyTorch's error"
@@ -94,7 +94,6 @@ def forward_works(problem: Problem) -> list[Work]:
     in_channels = problem.in_channels // problem.groups
     out_channels = problem.out_channels // problem.groups
     taps = prod(problem.kernel)
-    split = problem.dtype == "float32" and not problem.tf32
     result = []
     for fold in FOLDS:
         if fold > 1 and (out_channels * fold * problem.stride[2] > 128 or problem.in_size[2] < 16):
@@ -115,7 +114,7 @@ def forward_works(problem: Problem) -> list[Work]:
                 weight_in=out_channels * taps,
                 weight_out=taps,
                 weight_group=in_channels * out_channels * taps,
-                operand=SPLIT if split else OPERANDS[problem.dtype],
+                operand=SPLIT if problem.strict else OPERANDS[problem.dtype],
                 element_bytes=problem.element_bytes,
             )
         )

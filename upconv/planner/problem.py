@@ -105,6 +105,11 @@ class Problem:
         return tuple(output_size(*dimension) for dimension in self.dimensions)
 
     @property
+    def strict(self) -> bool:
+        """Must float32 keep all its bits?"""
+        return self.dtype == "float32" and not self.tf32
+
+    @property
     def element_bytes(self) -> int:
         return ELEMENT_BYTES[self.dtype]
 

@@ -110,8 +110,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
                 f"below {LEAST_CHANNELS}, the blocks stay empty"
             )
         terms = channels * prod(problem.kernel)
-        strict = problem.dtype == "float32" and not problem.tf32
-        if strict and name == summed and terms > MOST_SPLIT_TERMS:
+        if problem.strict and name == summed and terms > MOST_SPLIT_TERMS:
             return f"{terms} products for each output: too many for float32 that is split"
         vector = 16 // problem.element_bytes
         if problem.channels_last and channels % vector:

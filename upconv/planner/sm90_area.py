@@ -324,6 +324,7 @@ def raw_rings(
     times = 128 * reads / (slice_blocks * block * count)
     if count == 1 and total >= BOX_SLICES * slice_blocks and times < MUCH_READ:
         rings = [(BOX_BEST, BOX_RINGS[0][1])]
+    # Split numbers take twice the room in a box: larger rings are worth a look for all of them.
     if times < OFTEN_READ[count > 1] or task.split:
         large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
         rings = [*large, BOX_RINGS[1], *rings]

@@ -154,7 +154,7 @@ def forward_task(problem: Problem) -> Task:
         weight_out=taps,
         weight_group=in_channels * out_channels * taps,
         dtype=problem.dtype,
-        split=problem.dtype == "float32" and not problem.tf32,
+        split=problem.strict,
         channels_last=problem.channels_last,
         bias=problem.bias,
     )

@@ -113,7 +113,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     reason = legality(problem, hardware)
     if reason:
         return reason
-    if problem.dtype == "float32" and not problem.tf32:
+    if problem.strict:
         return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.channels_last:
         return "reads the contiguous layout only"

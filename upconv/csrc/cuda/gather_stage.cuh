@@ -7,8 +7,6 @@
 // element, and the gathering keeps up with the memory.
 #pragma once
 
-#include <utility>
-
 #include "gather_params.h"
 #include "mma_layout.cuh"
 
@@ -34,29 +32,17 @@ struct Fragment {
   uint32_t words[kWords];
 };
 
-struct Tf32 : MmaTf32 {
-  static constexpr int kPixels = 2, kPer = 1, kStep = 8;
-  template <int kWords>
-  static __device__ __forceinline__ Fragment<kWords> prepared(const uint32_t (&read)[kWords]) {
-    Fragment<kWords> result;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) result.words[i] = MmaTf32::prepare(read[i]);
-    return result;
-  }
-  static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment<4>& a,
-                                                  const Fragment<2>& b) {
-    MmaTf32::multiply(d, a.words, b.words);
-  }
-};
-
 template <typename Base>
-struct Narrow : Base {
-  static constexpr int kPixels = 4, kPer = 2, kStep = 16;
+struct Plain : Base {
+  static constexpr int kPer = 4 / sizeof(typename Base::Element);
+  static constexpr int kPixels = 2 * kPer, kStep = 8 * kPer;
+  template <int kWords>
+  using Prepared = Fragment<kWords>;
   template <int kWords>
   static __device__ __forceinline__ Fragment<kWords> prepared(const uint32_t (&read)[kWords]) {
     Fragment<kWords> result;
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) result.words[i] = read[i];
+    for (int i = 0; i < kWords; ++i) result.words[i] = Base::prepare(read[i]);
     return result;
   }
   static __device__ __forceinline__ void multiply(float (&d)[4], const Fragment<4>& a,
@@ -64,26 +50,27 @@ struct Narrow : Base {
     Base::multiply(d, a.words, b.words);
   }
 };
-using Bf16 = Narrow<MmaBf16>;
-using Fp16 = Narrow<MmaFp16>;
+using Tf32 = Plain<MmaTf32>;
+using Bf16 = Plain<MmaBf16>;
+using Fp16 = Plain<MmaFp16>;
 
 // float32 that must not be rounded (see MmaSplit): three products of heads and tails, summed by
 // themselves, since the tensor core truncates, and added with rounding.
 struct Split : MmaSplit {
   static constexpr int kPixels = 2, kPer = 1, kStep = 8;
   template <int kWords>
-  struct Both {
+  struct Prepared {
     uint32_t heads[kWords], tails[kWords];
   };
   template <int kWords>
-  static __device__ __forceinline__ Both<kWords> prepared(const uint32_t (&read)[kWords]) {
-    Both<kWords> result;
+  static __device__ __forceinline__ Prepared<kWords> prepared(const uint32_t (&read)[kWords]) {
+    Prepared<kWords> result;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) split(read[i], result.heads[i], result.tails[i]);
     return result;
   }
-  static __device__ __forceinline__ void multiply(float (&d)[4], const Both<4>& a,
-                                                  const Both<2>& b) {
+  static __device__ __forceinline__ void multiply(float (&d)[4], const Prepared<4>& a,
+                                                  const Prepared<2>& b) {
     float sum[4] = {};
     mma_ptx::mma_tf32(sum, a.tails, b.heads[0], b.heads[1]);
     mma_ptx::mma_tf32(sum, a.heads, b.tails[0], b.tails[1]);

@@ -128,7 +128,7 @@ __device__ __forceinline__ void multiply_unit(const GatherParams& p,
     uint32_t with = x + row * p.x_pitch * kBytes + first * kStep * kBytes;
 #pragma unroll 2
     for (int column = first; column < across; column += column_warps) {
-      decltype(Operand::prepared(std::declval<uint32_t (&)[2]>())) b[kN];
+      typename Operand::template Prepared<2> b[kN];
 #pragma unroll
       for (int n = 0; n < kN; ++n) {
         uint32_t read[2];

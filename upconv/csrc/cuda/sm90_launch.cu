@@ -10,8 +10,7 @@ namespace upconv {
 UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
-// float32 as two FP16 numbers.
-static bool is_split(const Sm90Params& plan) { return plan.operand == 3; }
+static bool is_split(const Sm90Params& plan) { return plan.parts > 1; }
 
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
   int64_t at = 0;

@@ -111,6 +111,12 @@ struct SizeRange {
     most = max(most, counted);
     least = min(least, counted - 1);
   }
+  // All threads of a warp, to what others have found.
+  __device__ __forceinline__ void join(uint32_t* found) const {
+    const uint32_t warp_most = __reduce_max_sync(~0u, most);
+    const uint32_t warp_least = __reduce_min_sync(~0u, least);
+    if (threadIdx.x % 32 == 0) atomicMax(found, warp_most), atomicMin(found + 1, warp_least);
+  }
 };
 
 template <typename Operand>
@@ -136,9 +142,7 @@ __global__ void __launch_bounds__(kRangeThreads)
   __shared__ uint32_t found[2];
   if (threadIdx.x == 0) found[0] = 0, found[1] = ~0u;
   __syncthreads();
-  const uint32_t most = __reduce_max_sync(~0u, range.most);
-  const uint32_t least = __reduce_min_sync(~0u, range.least);
-  if (threadIdx.x % 32 == 0) atomicMax(found, most), atomicMin(found + 1, least);
+  range.join(found);
   __syncthreads();
   if (threadIdx.x == 0) ranges[blockIdx.x] = {found[0], found[1]};
 }
@@ -149,8 +153,7 @@ __device__ __forceinline__ void join_ranges(const Sm90Params& p, const Shared& s
   __syncthreads();
   if (threadIdx.x < kRangeBlocks) {
     const uint2 part = p.ranges[threadIdx.x];
-    const uint32_t most = __reduce_max_sync(~0u, part.x), least = __reduce_min_sync(~0u, part.y);
-    if (threadIdx.x % 32 == 0) atomicMax(shared.range, most), atomicMin(shared.range + 1, least);
+    SizeRange{part.x, part.y}.join(shared.range);
   }
 }
 static_assert(kRangeBlocks <= kThreads && kRangeBlocks % 32 == 0, "a thread for each part");
