@@ -11,7 +11,8 @@ fields of `UnitWork`). `tilings` tells which tilings they were, by what `identit
 What the planner needs is not the time but the fastest tiling. So the constants are those with which
 the tiling picked, softly (each counts by a power of its expected time), is fastest on average, and
 the times are right as far as that costs little. SPLIT_TILINGS has float32 that is not rounded,
-DRAWN layers that nobody chose, 14 tilings of each, which nothing is fitted to.
+STRIPS tilings whose rows lie in strips beside some that do not, DRAWN layers that nobody chose, 14
+tilings of each, which nothing is fitted to.
 
 The constants belong into upconv/planner/sm90_cost.py.
 """
@@ -34,8 +35,9 @@ from upconv.planner.sm90_cost import CLOCK_MHZ, COLUMNS, CYCLES
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TILINGS = RESULTS / "h200-sm90-tilings-2026-11-15.jsonl.gz"
-DRAWN = RESULTS / "h200-sm90-drawn-2026-11-16.jsonl.gz"
+DRAWN = [RESULTS / f"h200-sm90-{name}-2026-11-16.jsonl.gz" for name in ("drawn", "strips-drawn")]
 SPLIT_TILINGS = RESULTS / "h200-sm90-split-2026-11-16.jsonl.gz"
+STRIPS = RESULTS / "h200-sm90-strips-2026-11-16.jsonl.gz"
 SPLIT = len(COLUMNS) - 1
 NEAR = 1.4
 """Times of tilings that take longer than so many times the fastest are not fitted."""
@@ -88,12 +90,22 @@ def problems_of(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def read(column: int, path: Path | None = None) -> tuple[list[str], Runs]:
+def rows_of(problem: dict[str, Any], names: list[str]) -> list[list[float]]:
+    """The rows of a problem with the work that `names` names: 0 for what was not known then."""
+    given: list[str] = problem["names"]
+    return [
+        [*row[:4], *(row[4 + given.index(name)] if name in given else 0.0 for name in names)]
+        for row in problem["rows"]
+    ]
+
+
+def read(column: int, paths: list[Path] | None = None) -> tuple[list[str], Runs]:
     """The names of what counts in a column, and its runs."""
-    path = path or (SPLIT_TILINGS if column == SPLIT else TILINGS)
-    problems = [problem for problem in problems_of(path) if column_of(problem) == column]
-    names: list[str] = problems[0]["names"]
-    rows = np.array([row for problem in problems for row in problem["rows"]])
+    paths = paths or [SPLIT_TILINGS if column == SPLIT else TILINGS, STRIPS]
+    found = [problem for each in paths for problem in problems_of(each)]
+    problems = [problem for problem in found if column_of(problem) == column]
+    names = [name for name in CYCLES if name not in ("unit", "start")]
+    rows = np.array([row for problem in problems for row in rows_of(problem, names)])
     number = np.repeat(np.arange(len(problems)), [len(problem["rows"]) for problem in problems])
     milliseconds, waves = rows[:, 0], rows[:, 1]
     fastest = np.full(len(problems), np.inf)

@@ -26,6 +26,7 @@ import torch
 from upconv import autograd, ops, plans
 from upconv.cases import CASES
 from upconv.planner import Hardware, Problem, sm90
+from upconv.planner.sm90_area import GROUP
 from upconv.planner.sm90_cost import CYCLES
 from upconv.planner.sm90_task import Task, forward_task, input_gradient_task, shapes
 from upconv.planner.sm90_tiling import Tiling, memory_cycles, tilings
@@ -74,6 +75,7 @@ NAMES = [name for name in CYCLES if name not in ("unit", "start")]
 IDENTITY = (
     *("shape", "n", "blocks", "alternate", "rings", "stages", "resident", "copy", "images"),
     *("height", "width", "slice_blocks", "slots", "raw_blocks", "raw_chunks", "turn_slices"),
+    "strip",
 )
 MOST = 60
 LIMIT = {"float32": 2e-3, "bfloat16": 1.5e-2}
@@ -98,6 +100,7 @@ def identity_of(number: int, tiling: Tiling) -> tuple[int, ...]:
         *(number, tiling.n, tiling.blocks, int(tiling.alternate), weights.rings, weights.stages),
         *(int(weights.resident), area.copy, area.images, area.height, area.width),
         *(tiling.slice_blocks, tiling.slots, box.raw_blocks, box.raw_chunks, tiling.turn_slices),
+        area.strip,
     )
 
 
@@ -117,7 +120,7 @@ def chosen(problem: Problem, hardware: Hardware) -> list[Choice]:
 
 
 def varied(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Of each kind of tiling (N, order, rings) some areas: more of what promises most."""
+    """Of each kind of tiling (N, order, rings, strips) some areas: more of what promises most."""
     if not found:
         return []
     best, kinds, seen, result = found[0][0], {}, set(), []
@@ -125,7 +128,7 @@ def varied(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         cycles, identity = each[:2]
         if cycles > 2 * best and len(result) >= 10:
             break
-        kind = identity[:5] + identity[6:8]
+        kind = identity[:5] + identity[6:8] + (identity[16] > GROUP,)
         area = kind + identity[8:12] + identity[13:14]
         room = 8 if cycles < 1.12 * best else 3 if cycles < 1.35 * best else 1
         if area in seen or kinds.get(kind, 0) >= room or len(result) >= MOST:

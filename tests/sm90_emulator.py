@@ -212,6 +212,7 @@ class Unit:
 def tile_pixels(plan: Plan) -> tuple[np.ndarray, ...]:
     """Lane, image, row and column of each pixel of the tile."""
     row, column = np.divmod(np.arange(plan.pixels), plan.pitch)
+    column = column // plan.strip * 8 + column % plan.strip
     image, row = np.divmod(row, plan.rows)
     lane, image = np.divmod(image, plan.tile_o)
     return lane, image, row, column
@@ -405,7 +406,7 @@ def check_vectors(plan: Plan) -> None:
     assert not plan.channels_last
     span = plan.out_step_x
     assert span == 1 or plan.width_phases or plan.paired
-    for length in (plan.out_w, plan.tile_w * span, plan.pitch * span):
+    for length in (plan.out_w, plan.tile_w * span, plan.row_columns * span):
         assert length % plan.vector == 0
 
 
@@ -417,17 +418,19 @@ def accumulate(
     e: int,
 ) -> np.ndarray:
     d = np.zeros((plan.job_blocks, ROWS, plan.tile_n))
+    columns = np.arange(plan.tile_n)
+    pixels = columns // 8 * plan.strip + columns % 8
     block = job["weights"]
     for lists, tile in tiles:
         flat = tile[:, : plan.block_pitch].reshape(-1, e)
-        flat = np.concatenate([flat, np.full((4096, e), np.nan)])
+        flat = np.concatenate([flat, np.full((256, e), np.nan)])
         for j in range(plan.job_blocks):
             for part, which in weight_steps(plan, lists[j]):
                 for k, i in enumerate(part):
                     first = plan.pairs[i]["offset"]
                     first += (which == 2) * plan.slice_blocks * plan.block_pitch  # to the tails
                     ends = [flat[first + h * plan.block_pitch :] for h in (0, 1)]
-                    operand = np.concatenate([end[: plan.tile_n] for end in ends], axis=1)
+                    operand = np.concatenate([end[pixels] for end in ends], axis=1)
                     weights = packed[block, k * 2 * e : (k + 1) * 2 * e]
                     d[j] += weights.T @ operand.T
                 block += 1
@@ -444,7 +447,7 @@ def store(
     y: np.ndarray,
     written: np.ndarray,
 ) -> None:
-    row, column = np.divmod(np.arange(plan.tile_n), plan.pitch)
+    row, column = np.divmod(np.arange(plan.tile_n), plan.row_columns)
     image, row = np.divmod(row, plan.rows)
     stored = (column < plan.tile_w) & (row < plan.tile_h) & (image < plan.tile_o)
     stored &= where.o + image < plan.batch

@@ -132,6 +132,33 @@ def test_rows_of_boxed_tiles_lie_as_close_as_stores_and_loaders_allow(
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
 
 
+STRIPS = {
+    "one box a tile": ("forward", (2, 16, 24, (6, 32), (3, 5))),
+    "past the image": ("forward", (1, 16, 24, (17, 36), 3)),
+    "two width phases": ("forward", (2, 16, 72, (9, 24), 4, 2, 1)),
+    "several images": ("forward", (7, 16, 72, (8, 8), 4, 2, 1)),
+    "narrower than a strip": ("forward", (5, 8, 16, (6, 7), 5, 1, 2)),
+    "folds": ("forward", (1, 16, 12, (20, 16), 5, 1, 2)),
+    "gradient": ("grad_input", (2, 16, 16, (19, 32), 3)),
+    "gradient with steps": ("grad_input", (2, 16, 8, (8, 16), 4, 2, 1)),
+    "depths and groups": ("grad_input", (1, 32, 32, (3, 6, 24), 3, 1, 1, 0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["strict", "float32", "bfloat16"])
+@pytest.mark.parametrize("name", STRIPS)
+def test_rows_in_strips(library: ctypes.CDLL, name: str, dtype: str) -> None:
+    """8 columns with margins of their own: the WGMMA's groups of columns lie further apart."""
+    direction, layer = STRIPS[name]
+    tf32 = dtype != "strict"
+    problem = Problem.of(*layer, dtype=dtype if tf32 else "float32", tf32=tf32)
+    found = tilings(TASKS[direction](problem))
+    by_area = {each[2].area: each for each in found if each[2].area.strip > sm90_area.GROUP}
+    assert by_area
+    for shape, job_list, tiling in random.Random(0).choices([*by_area.values()], k=3):
+        check_result(library, problem, direction, sm90.record(shape, job_list, tiling), 0)
+
+
 ROWS = {
     "one class, margins": ("forward", (2, 12, 24, (6, 10), 3, 1, 1), (1, 2)),
     "rows of odd length": ("forward", (1, 16, 16, (5, 7), 3, 1, 1), (4, 8)),

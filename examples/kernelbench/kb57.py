@@ -1064,6 +1064,10 @@ def _planner():
     # row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
     # (height), the margin of one row (image) is the margin of the next as well: both are zeros.
     #
+    # Or a row lies in strips: 8 columns, which a WGMMA reads together, and margins of their own, `strip`
+    # pixels from one to the next. No column is computed for nothing but past the image, and the tile has
+    # more pixels.
+    #
     # TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every 2nd, 4th or 8th
     # row does, and the rows of each residue are a box of their own; or the whole image is one long row
     # ("flat"), where no tap reaches another pixel. Channels that do not begin on 16 bytes are divided in
@@ -1104,6 +1108,12 @@ def _planner():
     """`raw_shift` where all rows of an image are one group."""
     ITEM_PIXELS = 4
     """Pixels that a loader copies together."""
+    GROUP = 8
+    """Columns that a WGMMA reads from neighbouring pixels."""
+    SLACK_PIXELS = 256
+    """After the last channel block, that columns which are not stored may reach into."""
+    FEWER_COLUMNS = 1.03
+    """Strips are looked at where they save so much of the products."""
 
 
     @dataclass(frozen=True)
@@ -1121,6 +1131,24 @@ def _planner():
         flat: bool = False
         lanes: int = 1
         """Of the tile: where it is one lattice point high, every input row is one."""
+        strip: int = GROUP
+        """Pixels from 8 columns to the next 8."""
+
+        @property
+        def row_columns(self) -> int:
+            """Accumulator columns from one row to the next."""
+            return self.pitch if self.strip == GROUP else self.pitch // self.strip * GROUP
+
+        @property
+        def used_columns(self) -> int:
+            """Accumulator columns up to the last that is stored."""
+            rows = (self.images - 1) * self.rows + self.height
+            return (rows - 1) * self.row_columns + self.width
+
+        @property
+        def reach(self) -> int:
+            """Input columns of a row of the tile, margins included."""
+            return self.pitch if self.strip == GROUP else self.row_columns - GROUP + self.strip
 
         @property
         def points(self) -> int:
@@ -1189,7 +1217,7 @@ def _planner():
         late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
         if area.copy == COPY_ROWS:
             late = whole - gcd(whole, in_w, area.width * step, *firsts)
-        return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
+        return up((area.reach - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
     def row_groups(shape: "Shape", area: "Area") -> tuple[int, int, int]:
@@ -1285,7 +1313,41 @@ def _planner():
                 break
             found = areas_copied(shape, n, vector, copy, start)
             fitting = [area for area in found if copy < COPY_BOXES or boxes_fit(shape, area)]
-        yield from fitting
+        yield from worthwhile(shape, n, fitting)
+
+
+    def worthwhile(shape: "Shape", n: int, found: "list[Area]") -> "Iterator[Area]":
+        """All but the strips that save little of the products, or reach past the tile."""
+        plain = [
+            (stored_share(shape, n, area), area.pixels / area.points)
+            for area in found
+            if area.strip == GROUP
+        ]
+        for area in found:
+            if area.strip == GROUP:
+                yield area
+                continue
+            share, pixels = stored_share(shape, n, area), area.pixels / area.points
+            unused = (n - area.used_columns) // GROUP * area.strip
+            as_good = any(s * FEWER_COLUMNS >= share and p <= pixels for s, p in plain)
+            if unused <= SLACK_PIXELS and not as_good:
+                yield area
+
+
+    def tile_counts(shape: "Shape", area: "Area") -> tuple[int, int, int, int]:
+        """Images, depths, rows and columns of tiles."""
+        return (
+            -(-shape.task.batch // area.images),
+            shape.depth.count,
+            -(-shape.rows.count // area.height),
+            -(-shape.columns.count // area.width),
+        )
+
+
+    def stored_share(shape: "Shape", n: int, area: "Area") -> float:
+        """Of the accumulator columns."""
+        use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
+        return use / (prod(tile_counts(shape, area)) * n)
 
 
     def margins(shape: "Shape") -> bool:
@@ -1326,32 +1388,62 @@ def _planner():
 
     def areas_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Area]":
         task = shape.task
-        _, in_h, in_w = task.in_size
-        count_y, count_x = shape.rows.count, shape.columns.count
-        ys, xs = shape.row_residues, shape.column_residues
-        back = max(low - aligned(low, start) for low in xs.low.values())
-        together = 4 // task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
-        align = max(vector // gcd(vector, shape.columns.out_step), start, together)
-        for width in widths(shape, n, vector, start):
-            reach = width + xs.most + back
-            pitch = up(xs.pitch(width, in_w, back) if width >= count_x else reach, align)
-            overhang = max(0, reach - pitch)
-            most = min(1 + (n - width) // pitch, count_y)
+        count_y, ys = shape.rows.count, shape.row_residues
+        for row in rows_copied(shape, n, vector, copy, start):
+            most = min(1 + (n - row.width) // row.columns, count_y)
             for height in {most, -(-count_y // -(-count_y // most))}:
                 rows, lanes = height + ys.most // shape.lanes, shape.lanes
                 if height == 1 and lanes > 1:
                     rows, lanes = 1, ys.most + 1
-                pixels = up(lanes * rows * pitch + overhang, ITEM_PIXELS)
-                yield Area(1, height, width, pitch, rows, pixels, vector, copy, start, lanes=lanes)
-            used = (count_y - 1) * pitch + width
+                pixels = up(lanes * rows * row.pitch + row.overhang, ITEM_PIXELS)
+                size = 1, height, row.width, row.pitch, rows, pixels
+                yield Area(*size, vector, copy, start, lanes=lanes, strip=row.strip)
+            used = (count_y - 1) * row.columns + row.width
             if shape.lanes > 1 or used > n:
                 continue
-            rows = ys.pitch(count_y, in_h, 0)
-            images = most_images(task, n, used, rows * pitch)
+            rows = ys.pitch(count_y, task.in_size[1], 0)
+            images = most_images(task, n, used, rows * row.columns)
             if images > 1:
                 over_rows = max(0, count_y + ys.most - rows)
-                pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
-                yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
+                pixels = up((images * rows + over_rows) * row.pitch + row.overhang, ITEM_PIXELS)
+                size = images, count_y, row.width, row.pitch, rows, pixels
+                yield Area(*size, vector, copy, start, strip=row.strip)
+
+
+    class Row(NamedTuple):
+        """How a row of a tile lies."""
+
+        width: int
+        """Lattice points."""
+        columns: int
+        """Accumulator columns from one row to the next,"""
+        pitch: int
+        """and pixels."""
+        overhang: int
+        """Pixels that the last row needs after that."""
+        strip: int = GROUP
+
+
+    def rows_copied(shape: "Shape", n: int, vector: int, copy: int, start: int) -> "Iterator[Row]":
+        in_w, count, xs = shape.task.in_size[2], shape.columns.count, shape.column_residues
+        back = max(low - aligned(low, start) for low in xs.low.values())
+        together = 4 // shape.task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
+        align = max(vector // gcd(vector, shape.columns.out_step), start, together)
+        for width in widths(shape, n, vector, start):
+            reach = width + xs.most + back
+            pitch = up(xs.pitch(width, in_w, back) if width >= count else reach, align)
+            yield Row(width, pitch, pitch, max(0, reach - pitch))
+        if copy < COPY_BOXES or xs.most + back == 0:
+            return
+        total = -(-count // GROUP)
+        for strips in sorted({-(-total // parts) for parts in range(1, total + 1)}):
+            if strips * GROUP > n:
+                break
+            width = min(strips * GROUP, up(count, align))
+            reach = min(width, GROUP) + xs.most + back
+            strip = up(xs.pitch(width, in_w, back) if total == 1 else reach, max(start, together))
+            if strip > GROUP:
+                yield Row(width, strips * GROUP, strips * strip, max(0, reach - strip), strip)
 
 
     def raw_rings(
@@ -1602,31 +1694,32 @@ def _planner():
 
     COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
     CYCLES = {
-        "operands": (0.788, 0.799, 0.99, 1.05, 0.836),
-        "placed": (0.0, 0.0, 0.0, 0.0, 0.000238),
-        "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0116),
-        "slices": (335.0, 455.0, 797.0, 960.0, 725.0),
-        "boxes": (97.0, 50.6, 0.0, 0.0, 122.0),
-        "starved": (95.5, 82.7, 0.0, 0.0, 228.0),
-        "row_chunks": (88.5, 58.9, 0.0, 0.0, 124.0),
-        "row_boxes": (14.6, 30.4, 0.0, 0.0, 0.263),
-        "stepped": (0.000157, 0.0202, 0.0, 0.0, 3.15e-05),
-        "turns": (765.0, 369.0, 1020.0, 382.0, 7.86),
-        "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.000266),
-        "segments": (3.25, 3.35, 0.0, 0.0, 3.34),
-        "cut": (3.8, 5.4, 0.0, 0.0, 5.14),
-        "ragged": (3.78, 0.909, 0.0, 0.0, 4.72),
-        "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0431),
+        "operands": (0.858, 0.831, 0.99, 1.05, 0.814),
+        "margins": (0.0104, 0.0143, 0.0, 0.0, 0.0789),
+        "brought": (0.0203, 0.0193, 0.0239, 0.0106, 0.0113),
+        "slices": (313.0, 367.0, 797.0, 960.0, 769.0),
+        "boxes": (99.3, 102.0, 0.0, 0.0, 120.0),
+        "starved": (61.6, 117.0, 0.0, 0.0, 214.0),
+        "row_chunks": (93.3, 90.4, 0.0, 0.0, 136.0),
+        "row_boxes": (14.3, 31.4, 0.0, 0.0, 0.00175),
+        "stepped": (0.00119, 0.0136, 0.0, 0.0, 0.0),
+        "turns": (826.0, 655.0, 1020.0, 382.0, 0.0643),
+        "stored": (0.00418, 1.35e-07, 0.00352, 0.0177, 4.77e-06),
+        "segments": (3.43, 4.14, 0.0, 0.0, 3.57),
+        "strip_segments": (0.581, 1.42, 0.0, 0.0, 0.000481),
+        "cut": (4.52, 3.69, 0.0, 0.0, 5.92),
+        "ragged": (3.71, 0.499, 0.0, 0.0, 4.93),
+        "vectors": (0.051, 0.0681, 0.0, 0.0, 0.0421),
         "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
-        "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
-        "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
-        "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
-        "lines": (0.905, 0.839, 0.0, 0.0, 0.649),
-        "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.0178),
-        "shallow": (53.7, 82.0, 5.85, 0.932, 63.2),
+        "bare_stores": (0.0107, 0.0263, 0.0386, 0.0615, 0.0),
+        "bare_segments": (0.0203, 0.00759, 0.0, 0.0, 0.0),
+        "paired": (0.0477, 0.052, 0.0, 0.0, 0.0),
+        "lines": (0.921, 0.808, 0.0, 0.0, 0.654),
+        "weights": (0.00766, 0.00818, 0.000474, 0.00486, 0.0196),
+        "shallow": (68.8, 87.8, 5.85, 0.932, 68.4),
         "gathered": (1.0, 1.0, 0.544, 0.241, 3.87),
-        "unit": (1029.0, 1142.0, 6025.0, 3556.0, 5222.0),
-        "start": (22090.0, 23660.0, 26580.0, 27780.0, 25830.0),
+        "unit": (611.0, 871.0, 6025.0, 3556.0, 5115.0),
+        "start": (25670.0, 24970.0, 26580.0, 27780.0, 24490.0),
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
     "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
@@ -1675,8 +1768,8 @@ def _planner():
         """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
         columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
         the reads predict better than the cycles."""
-        placed: float
-        """Bytes of the tile, margins included, written in its own layout."""
+        margins: float
+        """Bytes of the tile that strips have between them; what lies in the tile once is `brought`."""
         brought: float
         """Bytes that come to shared memory for it: of TMA boxes, or of the tile itself."""
         slices: float
@@ -1695,7 +1788,9 @@ def _planner():
         stored: float
         """Bytes written."""
         segments: float
-        """Pieces of output rows that are written in one go."""
+        """Pieces of output rows that are written in one go, with margins between them."""
+        strip_segments: float
+        """The same where rows lie in strips, without margins: no lane idles. Of lines as well."""
         cut: float
         """Further pieces, since staging takes so many columns at a time, whatever rows they are of."""
         ragged: float
@@ -1740,7 +1835,7 @@ def _planner():
             each = self.constants
             return (
                 each["operands"] * self.operands
-                + each["placed"] * self.placed
+                + each["margins"] * self.margins
                 + each["brought"] * self.brought
                 + each["slices"] * self.slices
                 + each["boxes"] * self.boxes
@@ -1751,6 +1846,7 @@ def _planner():
                 + each["turns"] * self.turns
                 + each["stored"] * self.stored
                 + each["segments"] * self.segments
+                + each["strip_segments"] * self.strip_segments
                 + each["cut"] * self.cut
                 + each["ragged"] * self.ragged
                 + each["vectors"] * self.vectors
@@ -1773,7 +1869,7 @@ def _planner():
 
 
     FILLING = (
-        "placed",
+        "margins",
         "brought",
         "slices",
         "boxes",
@@ -1786,6 +1882,7 @@ def _planner():
     STORING = (
         "stored",
         "segments",
+        "strip_segments",
         "cut",
         "ragged",
         "vectors",
@@ -1918,6 +2015,8 @@ def _planner():
                 "tile_h": area.height,
                 "tile_w": area.width,
                 "pitch": area.pitch,
+                "strip": area.strip,
+                "row_columns": area.row_columns,
                 "rows": area.rows,
                 "pixels": area.pixels,
                 "block_pitch": self.block_pitch,
@@ -1955,8 +2054,7 @@ def _planner():
 
         def notes(self, shape: "Shape", planes: int) -> tuple[str, ...]:
             area, copy = self.area, self.area.copy
-            use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
-            share = use / (prod(self.tiles) * self.n)
+            share = stored_share(shape, self.n, area)
             kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
             if self.paired:
                 kind = "have one width phase each, stored together"
@@ -1965,8 +2063,9 @@ def _planner():
             boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
             copies = boxes.get(copy, "copies of the loaders' own")
             several = f"{planes} planes, each " if planes > 1 else ""
+            strips = " in strips of 8" if area.strip > GROUP else ""
             return (
-                f"tile {area.images} x {area.height} x {area.width} lattice points, "
+                f"tile {area.images} x {area.height} x {area.width} lattice points{strips}, "
                 f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
                 f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
                 f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
@@ -2098,16 +2197,6 @@ def _planner():
             )
 
 
-    def tile_counts(shape: "Shape", area: "Area") -> tuple[int, int, int, int]:
-        """Images, depths, rows and columns of tiles."""
-        return (
-            -(-shape.task.batch // area.images),
-            shape.depth.count,
-            -(-shape.rows.count // area.height),
-            -(-shape.columns.count // area.width),
-        )
-
-
     def shiftable(shape: "Shape", area: "Area", sums: int) -> bool:
         """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
         sums, N times row blocks: the kernel has no registers for it."""
@@ -2119,6 +2208,7 @@ def _planner():
 
         stored: float
         segments: float = 0.0
+        strip_segments: float = 0.0
         cut: float = 0.0
         ragged: float = 0.0
         vectors: float = 0.0
@@ -2130,6 +2220,7 @@ def _planner():
         shape: "Shape", job: "Job", form: tuple[int, int, bool, int], area: "Area", units: int
     ) -> "Stores":
         task, (n, blocks, alternate, _) = shape.task, form
+        strips = area.strip > GROUP
         outputs = task.outputs * (1 - task.filled) / units
         stored = outputs * task.element_bytes
         if task.channels_last:
@@ -2140,7 +2231,9 @@ def _planner():
             shifted = shiftable(shape, area, n * blocks)
             vectors = outputs / (shape.whole if shifted else area.vector)
             several = shape.columns.out_step > 2
-            return Stores(0.0, lines=line_cycles(staged, vectors, shifted and several))
+            cycles = line_cycles(staged, vectors, shifted and several)
+            pieces = outputs / (area.width * shape.columns.out_step)
+            return Stores(0.0, lines=cycles, strip_segments=pieces if strips else 0.0)
         span = shape.columns.out_step if job.together or job.paired else 1
         segments = outputs / (area.width * span)
         edges = area.width * span * task.element_bytes, task.out_size[2] * task.element_bytes
@@ -2150,8 +2243,9 @@ def _planner():
             stored *= PARTIAL_SECTOR * min(shape.columns.out_step, SECTOR // task.element_bytes)
         columns = STAGED_BYTES // task.element_bytes // (1 if span == 1 else 2)
         rows = area.images, area.rows, area.height
-        cut = segments * (row_pieces(rows, area.pitch, area.width, columns) - 1)
-        return Stores(stored, segments, cut, ragged, stored / (area.vector * task.element_bytes))
+        cut = segments * (row_pieces(rows, area.row_columns, area.width, columns) - 1)
+        of_kind = (0.0, segments) if strips else (segments, 0.0)
+        return Stores(stored, *of_kind, cut, ragged, stored / (area.vector * task.element_bytes))
 
 
     @cache
@@ -2193,7 +2287,7 @@ def _planner():
         rows = chunks if area.copy == COPY_ROWS else 0.0
         return UnitWork(
             operands=load.pairs * share * operand_reads(n, task.split),
-            placed=placed,
+            margins=placed * (1 - GROUP / area.strip),
             brought=chunks * box.raw_bytes if chunks else placed,
             slices=unit_slices,
             boxes=chunks,
@@ -2204,7 +2298,7 @@ def _planner():
             turns=turns,
             **stores._asdict(),
             bare_stores=stores.stored if rings == 2 else 0.0,
-            bare_segments=stores.segments if rings == 2 else 0.0,
+            bare_segments=stores.segments + stores.strip_segments if rings == 2 else 0.0,
             paired=stores.stored if job.paired else 0.0,
             weights=0.0 if resident else steps * STAGE_BYTES,
             shallow=steps if short and not resident else 0.0,
@@ -2827,6 +2921,8 @@ constexpr int kRangeBlocks = 256;    // parts of the input whose ranges are foun
   X(tile_h)       /* q rows of one tile */                                                       \
   X(tile_w)       /* q columns of one tile */                                                    \
   X(pitch)        /* pixels from one row of the tile to the next, multiple of 4 if not by TMA */ \
+  X(strip)        /* pixels from 8 of its columns to the next 8: more where each has margins */  \
+  X(row_columns)  /* accumulator columns from one row to the next */                             \
   X(rows)         /* rows of one image in the tile, margins included */                          \
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
@@ -2985,6 +3081,7 @@ constexpr int kWhole = 16 / sizeof(typename Operand::Element);
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
+constexpr int kGroup = 8;          // columns, or rows, that WGMMA reads from 128 bytes in a row
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 24;  // of all rings
@@ -3069,7 +3166,8 @@ static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
 template <int N>
 __device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
   for (int n = threadIdx.x; n < N; n += kThreads) {
-    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const int column = n % p.row_columns, line = n / p.row_columns;
+    const int row = line % p.rows, image = line / p.rows;
     const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
     shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
     const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
@@ -3141,13 +3239,13 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
 // --- What consumers read ---------------------------------------------------------------------
 
 // Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
-// moving the operand adds to the low word, which never carries.
+// distance of the two core matrices along K, `row_step` that of 8 rows and the next. All in 16
+// bytes; moving the operand adds to the low word, which never carries.
 __device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
   return (address >> 4) | (k_step << 16);
 }
-__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
-  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+__device__ __forceinline__ uint64_t descriptor(uint32_t low, uint32_t row_step) {
+  return static_cast<uint64_t>(row_step) << 32 | low;
 }
 
 // What a lane loads or stores at a time.
@@ -3320,6 +3418,8 @@ struct Epilogue {
 
   // Of the tile's columns, the first one of this consumer's.
   __device__ __forceinline__ int first_column() const { return Operand::kSplit ? c * N : 0; }
+  // And its place in the tile.
+  __device__ __forceinline__ int first_pixel() const { return first_column() / kGroup * p.strip; }
 
   // Outputs of one channel of an image.
   __device__ __forceinline__ int64_t out_area() const {
@@ -4612,8 +4712,8 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock),
-                     columns = descriptor(tile + b[k]);
+      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock, kGroup),
+                     columns = descriptor(tile + b[k], p.strip);
       if constexpr (Operand::kSplit) {
         Wgmma<Operand, N>::run(accumulator, rows, columns, k > 0 || adds);
       } else {
@@ -4662,7 +4762,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
     const uint32_t tile =
-        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_column();
+        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_pixel();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       const int* pair = shared.pairs + (lists[j] >> 16);
@@ -4982,7 +5082,8 @@ struct BoxLoader {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int at = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int column = at / p.strip * kGroup + at % p.strip;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
       const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;

@@ -5,6 +5,10 @@ row after row, `pitch` pixels from one row to the next, so that the N pixels of 
 row ends; the columns between rows are computed for nothing. Where a tile spans the whole width
 (height), the margin of one row (image) is the margin of the next as well: both are zeros.
 
+Or a row lies in strips: 8 columns, which a WGMMA reads together, and margins of their own, `strip`
+pixels from one to the next. No column is computed for nothing but past the image, and the tile has
+more pixels.
+
 TMA takes the whole tile as one box where rows begin on 16 bytes. Elsewhere every 2nd, 4th or 8th
 row does, and the rows of each residue are a box of their own; or the whole image is one long row
 ("flat"), where no tap reaches another pixel. Channels that do not begin on 16 bytes are divided in
@@ -53,6 +57,12 @@ FLAT_SHIFT = 30
 """`raw_shift` where all rows of an image are one group."""
 ITEM_PIXELS = 4
 """Pixels that a loader copies together."""
+GROUP = 8
+"""Columns that a WGMMA reads from neighbouring pixels."""
+SLACK_PIXELS = 256
+"""After the last channel block, that columns which are not stored may reach into."""
+FEWER_COLUMNS = 1.03
+"""Strips are looked at where they save so much of the products."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,24 @@ class Area:
     flat: bool = False
     lanes: int = 1
     """Of the tile: where it is one lattice point high, every input row is one."""
+    strip: int = GROUP
+    """Pixels from 8 columns to the next 8."""
+
+    @property
+    def row_columns(self) -> int:
+        """Accumulator columns from one row to the next."""
+        return self.pitch if self.strip == GROUP else self.pitch // self.strip * GROUP
+
+    @property
+    def used_columns(self) -> int:
+        """Accumulator columns up to the last that is stored."""
+        rows = (self.images - 1) * self.rows + self.height
+        return (rows - 1) * self.row_columns + self.width
+
+    @property
+    def reach(self) -> int:
+        """Input columns of a row of the tile, margins included."""
+        return self.pitch if self.strip == GROUP else self.row_columns - GROUP + self.strip
 
     @property
     def points(self) -> int:
@@ -138,7 +166,7 @@ def box_of(shape: Shape, area: Area) -> tuple[int, int]:
     late = max((i * area.width * step + first) % whole for i in range(whole) for first in firsts)
     if area.copy == COPY_ROWS:
         late = whole - gcd(whole, in_w, area.width * step, *firsts)
-    return up((area.pitch - 1) * step + 1 + late, whole), area.rows * area.lanes
+    return up((area.reach - 1) * step + 1 + late, whole), area.rows * area.lanes
 
 
 def row_groups(shape: Shape, area: Area) -> tuple[int, int, int]:
@@ -234,7 +262,41 @@ def areas_stored(shape: Shape, n: int, vector: int) -> Iterator[Area]:
             break
         found = areas_copied(shape, n, vector, copy, start)
         fitting = [area for area in found if copy < COPY_BOXES or boxes_fit(shape, area)]
-    yield from fitting
+    yield from worthwhile(shape, n, fitting)
+
+
+def worthwhile(shape: Shape, n: int, found: list[Area]) -> Iterator[Area]:
+    """All but the strips that save little of the products, or reach past the tile."""
+    plain = [
+        (stored_share(shape, n, area), area.pixels / area.points)
+        for area in found
+        if area.strip == GROUP
+    ]
+    for area in found:
+        if area.strip == GROUP:
+            yield area
+            continue
+        share, pixels = stored_share(shape, n, area), area.pixels / area.points
+        unused = (n - area.used_columns) // GROUP * area.strip
+        as_good = any(s * FEWER_COLUMNS >= share and p <= pixels for s, p in plain)
+        if unused <= SLACK_PIXELS and not as_good:
+            yield area
+
+
+def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
+    """Images, depths, rows and columns of tiles."""
+    return (
+        -(-shape.task.batch // area.images),
+        shape.depth.count,
+        -(-shape.rows.count // area.height),
+        -(-shape.columns.count // area.width),
+    )
+
+
+def stored_share(shape: Shape, n: int, area: Area) -> float:
+    """Of the accumulator columns."""
+    use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
+    return use / (prod(tile_counts(shape, area)) * n)
 
 
 def margins(shape: Shape) -> bool:
@@ -275,32 +337,62 @@ def areas_flat(shape: Shape, n: int, vector: int) -> Iterator[Area]:
 
 def areas_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Area]:
     task = shape.task
-    _, in_h, in_w = task.in_size
-    count_y, count_x = shape.rows.count, shape.columns.count
-    ys, xs = shape.row_residues, shape.column_residues
-    back = max(low - aligned(low, start) for low in xs.low.values())
-    together = 4 // task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
-    align = max(vector // gcd(vector, shape.columns.out_step), start, together)
-    for width in widths(shape, n, vector, start):
-        reach = width + xs.most + back
-        pitch = up(xs.pitch(width, in_w, back) if width >= count_x else reach, align)
-        overhang = max(0, reach - pitch)
-        most = min(1 + (n - width) // pitch, count_y)
+    count_y, ys = shape.rows.count, shape.row_residues
+    for row in rows_copied(shape, n, vector, copy, start):
+        most = min(1 + (n - row.width) // row.columns, count_y)
         for height in {most, -(-count_y // -(-count_y // most))}:
             rows, lanes = height + ys.most // shape.lanes, shape.lanes
             if height == 1 and lanes > 1:
                 rows, lanes = 1, ys.most + 1
-            pixels = up(lanes * rows * pitch + overhang, ITEM_PIXELS)
-            yield Area(1, height, width, pitch, rows, pixels, vector, copy, start, lanes=lanes)
-        used = (count_y - 1) * pitch + width
+            pixels = up(lanes * rows * row.pitch + row.overhang, ITEM_PIXELS)
+            size = 1, height, row.width, row.pitch, rows, pixels
+            yield Area(*size, vector, copy, start, lanes=lanes, strip=row.strip)
+        used = (count_y - 1) * row.columns + row.width
         if shape.lanes > 1 or used > n:
             continue
-        rows = ys.pitch(count_y, in_h, 0)
-        images = most_images(task, n, used, rows * pitch)
+        rows = ys.pitch(count_y, task.in_size[1], 0)
+        images = most_images(task, n, used, rows * row.columns)
         if images > 1:
             over_rows = max(0, count_y + ys.most - rows)
-            pixels = up((images * rows + over_rows) * pitch + overhang, ITEM_PIXELS)
-            yield Area(images, count_y, width, pitch, rows, pixels, vector, copy, start)
+            pixels = up((images * rows + over_rows) * row.pitch + row.overhang, ITEM_PIXELS)
+            size = images, count_y, row.width, row.pitch, rows, pixels
+            yield Area(*size, vector, copy, start, strip=row.strip)
+
+
+class Row(NamedTuple):
+    """How a row of a tile lies."""
+
+    width: int
+    """Lattice points."""
+    columns: int
+    """Accumulator columns from one row to the next,"""
+    pitch: int
+    """and pixels."""
+    overhang: int
+    """Pixels that the last row needs after that."""
+    strip: int = GROUP
+
+
+def rows_copied(shape: Shape, n: int, vector: int, copy: int, start: int) -> Iterator[Row]:
+    in_w, count, xs = shape.task.in_size[2], shape.columns.count, shape.column_residues
+    back = max(low - aligned(low, start) for low in xs.low.values())
+    together = 4 // shape.task.element_bytes if copy >= COPY_BOXES else ITEM_PIXELS  # for a loader
+    align = max(vector // gcd(vector, shape.columns.out_step), start, together)
+    for width in widths(shape, n, vector, start):
+        reach = width + xs.most + back
+        pitch = up(xs.pitch(width, in_w, back) if width >= count else reach, align)
+        yield Row(width, pitch, pitch, max(0, reach - pitch))
+    if copy < COPY_BOXES or xs.most + back == 0:
+        return
+    total = -(-count // GROUP)
+    for strips in sorted({-(-total // parts) for parts in range(1, total + 1)}):
+        if strips * GROUP > n:
+            break
+        width = min(strips * GROUP, up(count, align))
+        reach = min(width, GROUP) + xs.most + back
+        strip = up(xs.pitch(width, in_w, back) if total == 1 else reach, max(start, together))
+        if strip > GROUP:
+            yield Row(width, strips * GROUP, strips * strip, max(0, reach - strip), strip)
 
 
 def raw_rings(

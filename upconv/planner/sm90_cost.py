@@ -1,12 +1,11 @@
 """What the Hopper kernel costs: work of one unit in, cycles out.
 
-The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 15,351 runs of
-354 problems, forward, the input's gradient and channels_last. What counts is that the tiling they
-pick is fast: on average it is 2 % slower than the fastest one measured, 3 % with channels_last.
-(Least squares of all times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last.
-On 150 drawn layers that nothing was fitted to it is 4 % slower. Split float32: 3,378 runs of 169
-problems, 1 % slower. The terms add up because the stages of the pipeline share the port
-of shared memory and wait for each other.
+The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 19,771 runs of
+354 layers, forward, the input's gradient and channels_last. What counts is that the tiling they
+pick is fast: on average it is 3 % slower than the fastest one measured. (Least squares of all times
+gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last. On drawn layers that nothing
+was fitted to it is 5 % slower. Split float32: 4,929 runs of 169 layers, 1 % slower. The terms add
+up because the stages of the pipeline share the port of shared memory and wait for each other.
 """
 
 from __future__ import annotations
@@ -20,31 +19,32 @@ DRAM_BYTES = 18.4
 
 COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
 CYCLES = {
-    "operands": (0.788, 0.799, 0.99, 1.05, 0.836),
-    "placed": (0.0, 0.0, 0.0, 0.0, 0.000238),
-    "brought": (0.0216, 0.02, 0.0239, 0.0106, 0.0116),
-    "slices": (335.0, 455.0, 797.0, 960.0, 725.0),
-    "boxes": (97.0, 50.6, 0.0, 0.0, 122.0),
-    "starved": (95.5, 82.7, 0.0, 0.0, 228.0),
-    "row_chunks": (88.5, 58.9, 0.0, 0.0, 124.0),
-    "row_boxes": (14.6, 30.4, 0.0, 0.0, 0.263),
-    "stepped": (0.000157, 0.0202, 0.0, 0.0, 3.15e-05),
-    "turns": (765.0, 369.0, 1020.0, 382.0, 7.86),
-    "stored": (9.95e-05, 5.34e-05, 0.00352, 0.0177, 0.000266),
-    "segments": (3.25, 3.35, 0.0, 0.0, 3.34),
-    "cut": (3.8, 5.4, 0.0, 0.0, 5.14),
-    "ragged": (3.78, 0.909, 0.0, 0.0, 4.72),
-    "vectors": (0.0506, 0.0749, 0.0, 0.0, 0.0431),
+    "operands": (0.858, 0.831, 0.99, 1.05, 0.814),
+    "margins": (0.0104, 0.0143, 0.0, 0.0, 0.0789),
+    "brought": (0.0203, 0.0193, 0.0239, 0.0106, 0.0113),
+    "slices": (313.0, 367.0, 797.0, 960.0, 769.0),
+    "boxes": (99.3, 102.0, 0.0, 0.0, 120.0),
+    "starved": (61.6, 117.0, 0.0, 0.0, 214.0),
+    "row_chunks": (93.3, 90.4, 0.0, 0.0, 136.0),
+    "row_boxes": (14.3, 31.4, 0.0, 0.0, 0.00175),
+    "stepped": (0.00119, 0.0136, 0.0, 0.0, 0.0),
+    "turns": (826.0, 655.0, 1020.0, 382.0, 0.0643),
+    "stored": (0.00418, 1.35e-07, 0.00352, 0.0177, 4.77e-06),
+    "segments": (3.43, 4.14, 0.0, 0.0, 3.57),
+    "strip_segments": (0.581, 1.42, 0.0, 0.0, 0.000481),
+    "cut": (4.52, 3.69, 0.0, 0.0, 5.92),
+    "ragged": (3.71, 0.499, 0.0, 0.0, 4.93),
+    "vectors": (0.051, 0.0681, 0.0, 0.0, 0.0421),
     "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
-    "bare_stores": (0.0149, 0.00221, 0.0386, 0.0615, 0.0),
-    "bare_segments": (1.46, 5.41, 0.0, 0.0, 0.0),
-    "paired": (0.044, 0.0489, 0.0, 0.0, 0.0),
-    "lines": (0.905, 0.839, 0.0, 0.0, 0.649),
-    "weights": (0.00733, 0.0102, 0.000474, 0.00486, 0.0178),
-    "shallow": (53.7, 82.0, 5.85, 0.932, 63.2),
+    "bare_stores": (0.0107, 0.0263, 0.0386, 0.0615, 0.0),
+    "bare_segments": (0.0203, 0.00759, 0.0, 0.0, 0.0),
+    "paired": (0.0477, 0.052, 0.0, 0.0, 0.0),
+    "lines": (0.921, 0.808, 0.0, 0.0, 0.654),
+    "weights": (0.00766, 0.00818, 0.000474, 0.00486, 0.0196),
+    "shallow": (68.8, 87.8, 5.85, 0.932, 68.4),
     "gathered": (1.0, 1.0, 0.544, 0.241, 3.87),
-    "unit": (1029.0, 1142.0, 6025.0, 3556.0, 5222.0),
-    "start": (22090.0, 23660.0, 26580.0, 27780.0, 25830.0),
+    "unit": (611.0, 871.0, 6025.0, 3556.0, 5115.0),
+    "start": (25670.0, 24970.0, 26580.0, 27780.0, 24490.0),
 }
 """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
 "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
@@ -92,8 +92,8 @@ class UnitWork:
     """Reads of shared memory, 128 bytes each, for the operands of the WGMMAs. One of 64 rows and N
     columns takes N / 2 cycles and 16 + N / 4 such reads; the port of shared memory is what limits:
     the reads predict better than the cycles."""
-    placed: float
-    """Bytes of the tile, margins included, written in its own layout."""
+    margins: float
+    """Bytes of the tile that strips have between them; what lies in the tile once is `brought`."""
     brought: float
     """Bytes that come to shared memory for it: of TMA boxes, or of the tile itself."""
     slices: float
@@ -112,7 +112,9 @@ class UnitWork:
     stored: float
     """Bytes written."""
     segments: float
-    """Pieces of output rows that are written in one go."""
+    """Pieces of output rows that are written in one go, with margins between them."""
+    strip_segments: float
+    """The same where rows lie in strips, without margins: no lane idles. Of lines as well."""
     cut: float
     """Further pieces, since staging takes so many columns at a time, whatever rows they are of."""
     ragged: float
@@ -157,7 +159,7 @@ class UnitWork:
         each = self.constants
         return (
             each["operands"] * self.operands
-            + each["placed"] * self.placed
+            + each["margins"] * self.margins
             + each["brought"] * self.brought
             + each["slices"] * self.slices
             + each["boxes"] * self.boxes
@@ -168,6 +170,7 @@ class UnitWork:
             + each["turns"] * self.turns
             + each["stored"] * self.stored
             + each["segments"] * self.segments
+            + each["strip_segments"] * self.strip_segments
             + each["cut"] * self.cut
             + each["ragged"] * self.ragged
             + each["vectors"] * self.vectors
@@ -190,7 +193,7 @@ class UnitWork:
 
 
 FILLING = (
-    "placed",
+    "margins",
     "brought",
     "slices",
     "boxes",
@@ -203,6 +206,7 @@ FILLING = (
 STORING = (
     "stored",
     "segments",
+    "strip_segments",
     "cut",
     "ragged",
     "vectors",

@@ -12,7 +12,19 @@ from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from .problem import Hardware
-from .sm90_area import COPY_BOXES, COPY_ROWS, Area, Box, aligned, areas, compiled, raw_rings
+from .sm90_area import (
+    COPY_BOXES,
+    COPY_ROWS,
+    GROUP,
+    Area,
+    Box,
+    aligned,
+    areas,
+    compiled,
+    raw_rings,
+    stored_share,
+    tile_counts,
+)
 from .sm90_cost import (
     CLOCK_MHZ,
     CONSTANTS,
@@ -148,6 +160,8 @@ class Tiling:
             "tile_h": area.height,
             "tile_w": area.width,
             "pitch": area.pitch,
+            "strip": area.strip,
+            "row_columns": area.row_columns,
             "rows": area.rows,
             "pixels": area.pixels,
             "block_pitch": self.block_pitch,
@@ -185,8 +199,7 @@ class Tiling:
 
     def notes(self, shape: Shape, planes: int) -> tuple[str, ...]:
         area, copy = self.area, self.area.copy
-        use = shape.task.batch * shape.depth.count * shape.rows.count * shape.columns.count
-        share = use / (prod(self.tiles) * self.n)
+        share = stored_share(shape, self.n, area)
         kind = "take tiles in turn" if self.alternate else "split the output rows of a tile"
         if self.paired:
             kind = "have one width phase each, stored together"
@@ -195,8 +208,9 @@ class Tiling:
         boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
         copies = boxes.get(copy, "copies of the loaders' own")
         several = f"{planes} planes, each " if planes > 1 else ""
+        strips = " in strips of 8" if area.strip > GROUP else ""
         return (
-            f"tile {area.images} x {area.height} x {area.width} lattice points, "
+            f"tile {area.images} x {area.height} x {area.width} lattice points{strips}, "
             f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
             f"the two consumers {kind}; {shape.folds * shape.width_folds} phases of "
             f"{min(shape.fold_rows, shape.task.out_channels)} channels folded into 64 rows",
@@ -328,16 +342,6 @@ def pipelines(
         )
 
 
-def tile_counts(shape: Shape, area: Area) -> tuple[int, int, int, int]:
-    """Images, depths, rows and columns of tiles."""
-    return (
-        -(-shape.task.batch // area.images),
-        shape.depth.count,
-        -(-shape.rows.count // area.height),
-        -(-shape.columns.count // area.width),
-    )
-
-
 def shiftable(shape: Shape, area: Area, sums: int) -> bool:
     """Can lines be staged as far from 16 bytes as they lie in the output? Not in tiles with most
     sums, N times row blocks: the kernel has no registers for it."""
@@ -349,6 +353,7 @@ class Stores(NamedTuple):
 
     stored: float
     segments: float = 0.0
+    strip_segments: float = 0.0
     cut: float = 0.0
     ragged: float = 0.0
     vectors: float = 0.0
@@ -360,6 +365,7 @@ def store_work(
     shape: Shape, job: Job, form: tuple[int, int, bool, int], area: Area, units: int
 ) -> Stores:
     task, (n, blocks, alternate, _) = shape.task, form
+    strips = area.strip > GROUP
     outputs = task.outputs * (1 - task.filled) / units
     stored = outputs * task.element_bytes
     if task.channels_last:
@@ -370,7 +376,9 @@ def store_work(
         shifted = shiftable(shape, area, n * blocks)
         vectors = outputs / (shape.whole if shifted else area.vector)
         several = shape.columns.out_step > 2
-        return Stores(0.0, lines=line_cycles(staged, vectors, shifted and several))
+        cycles = line_cycles(staged, vectors, shifted and several)
+        pieces = outputs / (area.width * shape.columns.out_step)
+        return Stores(0.0, lines=cycles, strip_segments=pieces if strips else 0.0)
     span = shape.columns.out_step if job.together or job.paired else 1
     segments = outputs / (area.width * span)
     edges = area.width * span * task.element_bytes, task.out_size[2] * task.element_bytes
@@ -380,8 +388,9 @@ def store_work(
         stored *= PARTIAL_SECTOR * min(shape.columns.out_step, SECTOR // task.element_bytes)
     columns = STAGED_BYTES // task.element_bytes // (1 if span == 1 else 2)
     rows = area.images, area.rows, area.height
-    cut = segments * (row_pieces(rows, area.pitch, area.width, columns) - 1)
-    return Stores(stored, segments, cut, ragged, stored / (area.vector * task.element_bytes))
+    cut = segments * (row_pieces(rows, area.row_columns, area.width, columns) - 1)
+    of_kind = (0.0, segments) if strips else (segments, 0.0)
+    return Stores(stored, *of_kind, cut, ragged, stored / (area.vector * task.element_bytes))
 
 
 @cache
@@ -423,7 +432,7 @@ def unit_work(
     rows = chunks if area.copy == COPY_ROWS else 0.0
     return UnitWork(
         operands=load.pairs * share * operand_reads(n, task.split),
-        placed=placed,
+        margins=placed * (1 - GROUP / area.strip),
         brought=chunks * box.raw_bytes if chunks else placed,
         slices=unit_slices,
         boxes=chunks,
@@ -434,7 +443,7 @@ def unit_work(
         turns=turns,
         **stores._asdict(),
         bare_stores=stores.stored if rings == 2 else 0.0,
-        bare_segments=stores.segments if rings == 2 else 0.0,
+        bare_segments=stores.segments + stores.strip_segments if rings == 2 else 0.0,
         paired=stores.stored if job.paired else 0.0,
         weights=0.0 if resident else steps * STAGE_BYTES,
         shallow=steps if short and not resident else 0.0,

@@ -179,7 +179,8 @@ struct BoxLoader {
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int pixel = (i * kLoaders + threadIdx.x) * kWide;
-      const int column = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int at = pixel % p.pitch, row = pixel / p.pitch % p.rows;
+      const int column = at / p.strip * kGroup + at % p.strip;
       const int image = pixel / p.pitch / p.rows % p.tile_o;
       const int lane = pixel / p.pitch / p.rows / p.tile_o;
       const int box_row = p.flat ? 0 : row * p.tile_lanes + lane;

@@ -107,8 +107,8 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
-      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock),
-                     columns = descriptor(tile + b[k]);
+      const uint64_t rows = descriptor(a + k * 2 * kRowsPerBlock, kGroup),
+                     columns = descriptor(tile + b[k], p.strip);
       if constexpr (Operand::kSplit) {
         Wgmma<Operand, N>::run(accumulator, rows, columns, k > 0 || adds);
       } else {
@@ -157,7 +157,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
       ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     }
     const uint32_t tile =
-        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_column();
+        descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_pixel();
 #pragma unroll
     for (int j = 0; j < MB; ++j) {
       const int* pair = shared.pairs + (lists[j] >> 16);

@@ -27,6 +27,8 @@ struct Epilogue {
 
   // Of the tile's columns, the first one of this consumer's.
   __device__ __forceinline__ int first_column() const { return Operand::kSplit ? c * N : 0; }
+  // And its place in the tile.
+  __device__ __forceinline__ int first_pixel() const { return first_column() / kGroup * p.strip; }
 
   // Outputs of one channel of an image.
   __device__ __forceinline__ int64_t out_area() const {

@@ -63,6 +63,7 @@ constexpr int kWhole = 16 / sizeof(typename Operand::Element);
 constexpr int kLoaders = 96;
 constexpr int kThreads = 128 + 256;
 constexpr int kRowsPerBlock = 64;  // output rows of one WGMMA: channels, or folds x channels
+constexpr int kGroup = 8;          // columns, or rows, that WGMMA reads from 128 bytes in a row
 constexpr int kStageBytes = kStepBytes;
 constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 24;  // of all rings
@@ -147,7 +148,8 @@ static_assert((kBarrierBytes + kColumnBytes + 8 * kStagingBytes) % 128 == 0,
 template <int N>
 __device__ __forceinline__ void list_columns(const Sm90Params& p, const Shared& shared) {
   for (int n = threadIdx.x; n < N; n += kThreads) {
-    const int column = n % p.pitch, row = n / p.pitch % p.rows, image = n / p.pitch / p.rows;
+    const int column = n % p.row_columns, line = n / p.row_columns;
+    const int row = line % p.rows, image = line / p.rows;
     const bool inside = column < p.tile_w && row < p.tile_h && image < p.tile_o;
     shared.columns[n] = inside ? image << 16 | row << 8 | column : -1;
     const int pixel = row * p.out_step_y * p.out_w + column * p.out_step_x;
@@ -219,13 +221,13 @@ __device__ __forceinline__ int steps_in(const Sm90Params& p, const int* visit, i
 // --- What consumers read ---------------------------------------------------------------------
 
 // Shared-memory operand without swizzle: 8 rows of 16 bytes make a core matrix; `k_step` is the
-// distance of the two core matrices along K, 128 bytes the distance along rows. All in 16 bytes;
-// moving the operand adds to the low word, which never carries.
+// distance of the two core matrices along K, `row_step` that of 8 rows and the next. All in 16
+// bytes; moving the operand adds to the low word, which never carries.
 __device__ __forceinline__ uint32_t descriptor_low(uint32_t address, uint32_t k_step) {
   return (address >> 4) | (k_step << 16);
 }
-__device__ __forceinline__ uint64_t descriptor(uint32_t low) {
-  return static_cast<uint64_t>(128 >> 4) << 32 | low;
+__device__ __forceinline__ uint64_t descriptor(uint32_t low, uint32_t row_step) {
+  return static_cast<uint64_t>(row_step) << 32 | low;
 }
 
 // What a lane loads or stores at a time.

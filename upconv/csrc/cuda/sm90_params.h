@@ -54,6 +54,8 @@ constexpr int kRangeBlocks = 256;    // parts of the input whose ranges are foun
   X(tile_h)       /* q rows of one tile */                                                       \
   X(tile_w)       /* q columns of one tile */                                                    \
   X(pitch)        /* pixels from one row of the tile to the next, multiple of 4 if not by TMA */ \
+  X(strip)        /* pixels from 8 of its columns to the next 8: more where each has margins */  \
+  X(row_columns)  /* accumulator columns from one row to the next */                             \
   X(rows)         /* rows of one image in the tile, margins included */                          \
   X(pixels)       /* pixels of the tile that are filled, a multiple of 4 */                      \
   X(block_pitch)  /* pixels from one 16-byte channel block to the next */                        \
