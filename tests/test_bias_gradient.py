@@ -4,6 +4,7 @@ operator. What needs a GPU is in test_cuda_bias.py."""
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 
 import numpy as np
@@ -105,6 +106,20 @@ def test_numbers_of_different_size_lose_no_more_than_pairs_do(library: ctypes.CD
     result, _ = run(library, gy.astype(np.float64), FLOAT32, False, 0, 1)
     exact = gy.astype(np.float64).sum()
     assert abs(result[0] - exact) / exact < 3e-7
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_sums_that_cancel_are_right_to_the_last_bit(
+    library: ctypes.CDLL, channels_last: bool
+) -> None:
+    half = np.random.default_rng(0).standard_normal((2, 3, 20_000)).astype(np.float32)
+    gy = np.concatenate([half, -half[:, :, ::-1]], axis=2).astype(np.float64)
+    gy[:, :, 777] += np.float32(1e-3)
+    gy = gy.astype(np.float32).astype(np.float64)
+    result, parts = run(library, gy, FLOAT32, channels_last, 0, 2)
+    assert parts > 1
+    exact = [np.float32(math.fsum(channel.ravel())) for channel in gy.swapaxes(0, 1)]
+    np.testing.assert_array_equal(result, exact)
 
 
 def test_nan_and_infinity_stay_in_their_channels(library: ctypes.CDLL) -> None:

@@ -17,7 +17,7 @@ extern "C" const char* upconv_bias_run(int type, int channels_last, int64_t imag
   sum.result = result;
   plan_bias_gradient(&sum, multiprocessors);
   *parts = sum.parts;
-  std::vector<float> workspace(bias_gradient_workspace_bytes(sum) / 4, float_of(~0u));
+  std::vector<double> workspace(bias_gradient_workspace_bytes(sum) / 8, float_of(~0u));
   sum.workspace = workspace.data();
   begin_run({{gy, static_cast<size_t>(gy_bytes), false}}, 1);
   if (bias_gradient(sum, nullptr)) return "the launch was refused";

@@ -282,7 +282,7 @@ Tensor grad_bias(const Tensor& gy, int64_t ndim) {
   Tensor workspace;
   if (const int64_t bytes = bias_gradient_workspace_bytes(sum)) {
     workspace = empty_cuda({bytes}, at::kByte, gy.device(), at::MemoryFormat::Contiguous);
-    sum.workspace = static_cast<float*>(workspace.mutable_data_ptr());
+    sum.workspace = static_cast<double*>(workspace.mutable_data_ptr());
   }
   sum.result = result.mutable_data_ptr();
   const cudaError_t error = bias_gradient(sum, stream);

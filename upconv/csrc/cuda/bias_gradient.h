@@ -17,7 +17,7 @@ struct BiasGradient {
   int64_t images, channels, pixels;
   const void* gy;
   void* result;
-  float* workspace;  // [channel][part]; not needed where there is one part
+  double* workspace;  // [channel][part]; not needed where there is one part
 
   int parts;    // blocks that share a channel
   int lanes;    // threads that read one piece of a plane together: 8, 16 or 32

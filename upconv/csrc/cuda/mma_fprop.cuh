@@ -415,7 +415,7 @@ __global__ void mma_pack_weights(const __grid_constant__ MmaParams p,
   for (int h = 0; h < 2; ++h) {
     const uint32_t word = *reinterpret_cast<const uint32_t*>(values[h]);
     if constexpr (Operand::kSplit) {
-      Operand::split(word, packed[h], packed[2 + h]);
+      Operand::split_rounded(word, packed[h], packed[2 + h]);
     } else {
       packed[h] = Operand::prepare(word);
     }

@@ -97,10 +97,19 @@ struct MmaSplit {
   static constexpr bool kSplit = true;
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
   static __device__ __forceinline__ uint4 prepare(uint4 v) { return v; }
-  // A truncated head and the rounded rest: 3 instructions, 21 bits. Rounding the head as well would
-  // give 22 bits and take 9.
+  // A truncated head and the rounded rest: 3 instructions, 21 bits.
   static __device__ __forceinline__ void split(uint32_t bits, uint32_t& head, uint32_t& tail) {
     head = bits & 0xffffe000u;
+    tail = __float_as_uint(__uint_as_float(bits) - __uint_as_float(head)) + 0x1000;
+  }
+  // The same with a rounded head, where time does not count: the weights'. Of two truncated numbers
+  // both tails have the sign of the number, so that their product, which is left out, always takes
+  // from the sum; of a truncated and a rounded one it is as often too much as too little. Numbers
+  // that rounding might turn into infinity, and NaN into a number, are truncated.
+  static __device__ __forceinline__ void split_rounded(uint32_t bits, uint32_t& head,
+                                                       uint32_t& tail) {
+    const bool safe = (bits & 0x7fffffffu) < 0x7f000000u;
+    head = (bits + (safe ? 0x1000u : 0u)) & 0xffffe000u;
     tail = __float_as_uint(__uint_as_float(bits) - __uint_as_float(head)) + 0x1000;
   }
   // The tensor core adds with truncation, whose errors pile up over a long sum: each step is summed
