@@ -420,17 +420,17 @@ def raw_rings(
     if times < OFTEN_READ[count > 1] or task.split:
         large = LARGE_RINGS if times < RARELY_READ[count > 1] else ()
         rings = [*large, BOX_RINGS[1], *rings]
-    known = set()
-    for good, ring in rings:  # the first of equals
+    depths: dict[int, set[int]] = {}
+    for good, ring in rings:
         even = [b for b in (2, 4, 8) if slice_blocks % b == 0]
-        fits = [b for b in even if b * block * count <= good]
-        blocks = max(fits, default=1)
+        blocks = max([b for b in even if b * block * count <= good], default=1)
+        size = up(blocks * block, 128) * count
+        depths.setdefault(blocks, set()).add(min(max(ring // size, 2), MAX_CHUNKS))
+    # Of those expected to take as long the first is taken, which is the shortest ring: kb71 in BF16
+    # takes 0.29 ms with three boxes on their way and 0.45 with four, others hardly differ.
+    for blocks, counts in depths.items():
         stride = up(blocks * block, 128)
-        size = stride * count
-        chunks = min(max(ring // size, 2), MAX_CHUNKS)
-        if (blocks, chunks) in known:
-            continue
-        known.add((blocks, chunks))
-        shift = group.bit_length() - 1
-        every = box_rows, residues, classes, shift, step, stride
-        yield Box(columns, rows, blocks, size, chunks, *every), size * chunks
+        for chunks in sorted(counts):
+            every = box_rows, residues, classes, group.bit_length() - 1, step, stride
+            box = Box(columns, rows, blocks, stride * count, chunks, *every)
+            yield box, box.raw_bytes * chunks
