@@ -8,7 +8,7 @@
 // What is summed may cancel (one channel of fsrcnn: 1.8 million numbers whose sum is a fraction of
 // their root), and a float32 sum then has many times the error of its last bit. So the additions
 // are in float64: a multiprocessor makes 64 of them in a cycle, and the memory brings 5 numbers.
-// 16-bit numbers, twice as many, are added in float32 as far as one thread has loaded them together.
+// 16-bit numbers, twice as many, are added in float32 as far as a thread has loaded them together.
 //
 // Planes (contiguous): pieces of a plane, 16 loads a thread, go round the teams of 8 to 32 threads
 // of all blocks of the channel; of small planes a team takes 2 or 4 at a time, or most of its 8
