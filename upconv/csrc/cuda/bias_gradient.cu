@@ -5,7 +5,7 @@
 // Blocks share a channel ("parts"); each leaves one sum in the workspace, and a second kernel adds
 // those. No atomics: the order of all additions is fixed, and so is every bit of the result.
 //
-// What is summed may cancel (one channel of fsrcnn: 1.8 million numbers whose sum is a fraction of
+// What is summed may cancel (one channel of fsrcnn: 4.7 million numbers whose sum is a fraction of
 // their root), and a float32 sum then has many times the error of its last bit. So the additions
 // are in float64: a multiprocessor makes 64 of them in a cycle, and the memory brings 5 numbers.
 // 16-bit numbers, twice as many, are added in float32 as far as a thread has loaded them together.
