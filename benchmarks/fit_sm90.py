@@ -9,10 +9,10 @@ that the memory needs for a unit and for what is filled besides, and the work of
 fields of `UnitWork`). `tilings` tells which tilings they were, by what `identity` names.
 
 What the planner needs is not the time but the fastest tiling. So the constants are those with which
-the tiling picked, softly (each counts by a power of its expected time), is fastest on average, and
-the times are right as far as that costs little. SPLIT_TILINGS has float32 that is not rounded,
-STRIPS tilings whose rows lie in strips beside some that do not, DRAWN layers that nobody chose, 14
-tilings of each, which nothing is fitted to.
+the tiling picked is fastest on average, and the times are right as far as that costs little. Which
+is picked jumps from one to another, so that they are found by random walks; it takes two minutes.
+SPLIT_TILINGS has float32 that is not rounded, STRIPS tilings whose rows lie in strips beside some
+that do not, DRAWN layers that nobody chose, 14 tilings of each, which nothing is fitted to.
 
 The constants belong into upconv/planner/sm90_cost.py.
 """
@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sys
 from dataclasses import dataclass
-from math import log
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,11 @@ LONG, SHORT_WEIGHT = 0.05, 0.3
 """Milliseconds below which a problem counts less: there the measurement is no better than 5 %."""
 FIRST, FIRST_WEIGHT = ("kb57", "kb65", "kb69"), 3.0
 """The cases that this project began from, which count more."""
-STEPS, RATE, POWER, TIMES_WEIGHT = 2500, 0.03, 40.0, 0.7
+STEPS, WALKS, FAR, CLOSE, HEAT, STAY = 16_000, 12, 0.15, 0.05, 8e-4, 3e-3
+"""Of the random walks: how many and how long, standard deviation of a change to a logarithm in the
+first and in the second half, what may be lost by one at first, and what keeps constants where they
+are that hardly any run has to do with."""
+TIMES_WEIGHT = 0.35
 
 
 @dataclass
@@ -125,35 +130,48 @@ def read(column: int, paths: list[Path] | None = None) -> tuple[list[str], Runs]
     return [*used, "unit", "start"], runs
 
 
-def loss(runs: Runs, constants: torch.Tensor) -> torch.Tensor:
+def loss(runs: Runs, constants: torch.Tensor) -> float:
+    """How much slower what is picked is, and how wrong the times of near tilings are."""
     expected, problem, total = runs.expected(constants), runs.problem, runs.weight.sum()
-    power = -POWER * expected.log()
-    most = torch.full_like(runs.weight, -torch.inf).scatter_reduce(0, problem, power, "amax")
-    share = (power - most[problem]).exp()
-    sums = torch.zeros_like(runs.weight).index_add(0, problem, share)
-    picked = (share / sums[problem] * runs.slower * runs.weight[problem]).sum() / total
     near = (runs.slower < log(NEAR)).double()
     count = torch.zeros_like(runs.weight).index_add(0, problem, near)
     errors = (expected / runs.cycles).log().square() * near / count[problem]
-    return picked + TIMES_WEIGHT * (errors * runs.weight[problem]).sum() / total
+    wrong = (errors * runs.weight[problem]).sum() / total
+    return float((runs.picked(constants) * runs.weight).sum() / total + TIMES_WEIGHT * wrong)
 
 
 def known(names: list[str], column: int) -> torch.Tensor:
     return torch.tensor([CYCLES[name][column] for name in names], dtype=torch.float64)
 
 
-def fitted(column: int, steps: int = STEPS) -> tuple[list[str], torch.Tensor, Runs]:
+def annealed(runs: Runs, start: torch.Tensor, steps: int, seed: int) -> torch.Tensor:
+    """The best constants on a random walk from `start` on: one to three of them change a little,
+    and what is worse is taken now and then, ever more rarely."""
+    rng = random.Random(seed)
+    at = best = first = start.log()
+    now = low = loss(runs, start)
+    counted = [i for i in range(len(start) - 1) if runs.work[:, i].any()] + [len(start) - 1]
+    for step in range(steps):
+        cool = 1 - step / steps
+        tried = at.clone()
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            tried[rng.choice(counted)] += rng.gauss(0, FAR if cool > 0.5 else CLOSE)
+        found = loss(runs, tried.exp()) + STAY * float((tried - first).square().mean())
+        if found < now or rng.random() < exp(max((now - found) / (HEAT * cool**2), -50.0)):
+            at, now = tried, found
+        if found < low:
+            best, low = tried, found
+    return best.exp()
+
+
+def fitted(
+    column: int, steps: int = STEPS, walks: int = WALKS
+) -> tuple[list[str], torch.Tensor, Runs]:
     """From the planner's constants on."""
     names, runs = read(column)
-    logarithms = known(names, column).clamp_min(1e-6).log().requires_grad_()
-    optimizer = torch.optim.Adam([logarithms], lr=RATE)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = RATE * (1 - step / steps) + RATE / 30
-        optimizer.zero_grad()
-        loss(runs, logarithms.exp()).backward()
-        optimizer.step()
-    return names, logarithms.detach().exp(), runs
+    start = known(names, column).clamp_min(1e-6)
+    found = [annealed(runs, start, steps, seed) for seed in range(walks)]
+    return names, min(found, key=lambda constants: loss(runs, constants)), runs
 
 
 def main() -> int:

@@ -76,3 +76,17 @@ def expected_grad_input(problem: Problem, gy: np.ndarray, w: np.ndarray) -> np.n
         [True, False, False],
     )[0]
     return answer.numpy()
+
+
+STRIPS = {
+    "one box a tile": ("forward", (2, 16, 24, (6, 32), (3, 5))),
+    "past the image": ("forward", (1, 16, 24, (17, 36), 3)),
+    "two width phases": ("forward", (2, 16, 72, (9, 24), 4, 2, 1)),
+    "several images": ("forward", (7, 16, 72, (8, 8), 4, 2, 1)),
+    "narrower than a strip": ("forward", (5, 8, 16, (6, 7), 5, 1, 2)),
+    "folds": ("forward", (1, 16, 12, (20, 16), 5, 1, 2)),
+    "gradient": ("grad_input", (2, 16, 16, (19, 32), 3)),
+    "gradient with steps": ("grad_input", (2, 16, 8, (8, 16), 4, 2, 1)),
+    "depths and groups": ("grad_input", (1, 32, 32, (3, 6, 24), 3, 1, 1, 0, 1, 2)),
+}
+"""Layers whose rows may lie in strips, and their direction."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from benchmark_scripts import script
 
-from upconv.planner import H200, Problem, sm90, sm90_cost
+from upconv.planner import H200, Problem, sm90, sm90_area, sm90_cost
 from upconv.planner.sm90_task import shapes
 from upconv.planner.sm90_tiling import tilings
 
@@ -38,7 +38,7 @@ def test_the_cost_rule_is_what_the_measurements_give(fit: Any, column: int, slow
     names, better, runs = fit.fitted(column, steps=40)
     ours = fit.known(names, column)
     assert float(runs.picked(ours)[runs.weight >= 1].mean().exp()) < slower
-    assert float(fit.loss(runs, ours)) < 1.03 * float(fit.loss(runs, better))
+    assert fit.loss(runs, ours) < fit.loss(runs, better) + 0.0015
 
 
 @pytest.mark.parametrize("column", range(4))
@@ -50,21 +50,24 @@ def test_what_it_picks_for_drawn_layers_is_nearly_the_fastest(fit: Any, column: 
 
 
 def test_the_measured_work_is_what_the_planner_counts(fit: Any, measure: Any) -> None:
-    for line in fit.problems_of(fit.TILINGS)[3::60]:
+    for line in [*fit.problems_of(fit.TILINGS)[3::60], *fit.problems_of(fit.STRIPS)[5::60]]:
         *sizes, groups, dilation = line["layer"]
         problem = Problem.of(
             *sizes,
             dilation,
             groups,
-            tf32=True,
+            tf32=not line.get("split"),
             **{name: line[name] for name in ("dtype", "direction", "channels_last")},
         )
-        measured = dict(zip(map(tuple, line["tilings"]), line["rows"], strict=True))
+        rows = fit.rows_of(line, measure.NAMES)
+        measured = dict(zip(map(tuple, line["tilings"]), rows, strict=True))
         found = 0
         for number, shape in enumerate(shapes(measure.task_of(problem))):
             by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in sm90.BLOCKS}
             for tiling in tilings(shape, by_blocks, H200):
                 identity = measure.identity_of(number, tiling)
+                if "strip" not in line["identity"] and identity[-1] == sm90_area.GROUP:
+                    identity = identity[:-1]
                 if identity in measured:
                     found += 1
                     row = measure.row_of(problem, tiling, H200, measured[identity][0])
@@ -88,7 +91,7 @@ def test_what_is_measured_is_what_the_fit_reads(fit: Any, measure: Any, tmp_path
             assert 10 < len({choice.identity for choice in choices}) == len(choices)
             times = [choice.tiling.cycles / 1e3 / sm90_cost.CLOCK_MHZ for choice in choices]
             file.write(json.dumps(measure.line_of(problem, choices, times, H200)) + "\n")
-    names, runs = fit.read(1, path)
+    names, runs = fit.read(1, [path])
     ours = fit.known(names, 1)
     assert runs.expected(ours).tolist() == pytest.approx(runs.cycles.tolist(), rel=1e-3)
     assert float(runs.picked(ours).max()) == pytest.approx(0, abs=1e-3)

@@ -17,7 +17,7 @@ import pytest
 import sm90_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sm90_references import TASKS, expected, expected_grad_input, problems
+from sm90_references import STRIPS, TASKS, expected, expected_grad_input, problems
 
 from upconv.planner import H200, Problem, sm90, sm90_area, sm90_tiling
 from upconv.planner.sm90_task import Shape, Task
@@ -130,19 +130,6 @@ def test_rows_of_boxed_tiles_lie_as_close_as_stores_and_loaders_allow(
     assert len(images) > 1
     for shape, job_list, tiling in (chosen[0], chosen[len(chosen) // 2], chosen[-1]):
         check_result(library, problem, "forward", sm90.record(shape, job_list, tiling), 0)
-
-
-STRIPS = {
-    "one box a tile": ("forward", (2, 16, 24, (6, 32), (3, 5))),
-    "past the image": ("forward", (1, 16, 24, (17, 36), 3)),
-    "two width phases": ("forward", (2, 16, 72, (9, 24), 4, 2, 1)),
-    "several images": ("forward", (7, 16, 72, (8, 8), 4, 2, 1)),
-    "narrower than a strip": ("forward", (5, 8, 16, (6, 7), 5, 1, 2)),
-    "folds": ("forward", (1, 16, 12, (20, 16), 5, 1, 2)),
-    "gradient": ("grad_input", (2, 16, 16, (19, 32), 3)),
-    "gradient with steps": ("grad_input", (2, 16, 8, (8, 16), 4, 2, 1)),
-    "depths and groups": ("grad_input", (1, 32, 32, (3, 6, 24), 3, 1, 1, 0, 1, 2)),
-}
 
 
 @pytest.mark.parametrize("dtype", ["strict", "float32", "bfloat16"])

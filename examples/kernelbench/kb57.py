@@ -1682,11 +1682,11 @@ def _planner():
     #
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 19,771 runs of
     # 354 layers, forward, the input's gradient and channels_last. What counts is that the tiling they
-    # pick is fast: on average it is 3 % slower than the fastest one measured. (Least squares of all
+    # pick is fast: on average it is 2 % slower than the fastest one measured. (Least squares of all
     # times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last. On drawn layers that
-    # nothing was fitted to it is 5 % slower. Split float32: 5,098 runs of 269 layers, 1 % slower. The
-    # terms add up because the stages of the pipeline share the port of shared memory and wait for each
-    # other.
+    # nothing was fitted to it is 3 to 4.5 % slower. Split float32: 5,098 runs of 269 layers, 1 % slower.
+    # The terms add up because the stages of the pipeline share the port of shared memory and wait for
+    # each other.
     CLOCK_MHZ = 1700.0
     """Sustained under tensor load on an H200."""
     DRAM_BYTES = 18.4
@@ -1694,32 +1694,32 @@ def _planner():
 
     COLUMNS = ("TF32", "16 bits", "TF32 channels_last", "16 bits channels_last", "split float32")
     CYCLES = {
-        "operands": (0.858, 0.831, 0.99, 1.05, 0.871),
-        "margins": (0.0104, 0.0143, 0.0, 0.0, 0.0394),
-        "brought": (0.0203, 0.0193, 0.0239, 0.0106, 0.00869),
-        "slices": (313.0, 367.0, 797.0, 960.0, 872.0),
-        "boxes": (99.3, 102.0, 0.0, 0.0, 28.0),
-        "starved": (61.6, 117.0, 0.0, 0.0, 81.6),
-        "row_chunks": (93.3, 90.4, 0.0, 0.0, 166.0),
-        "row_boxes": (14.3, 31.4, 0.0, 0.0, 1.32),
-        "stepped": (0.00119, 0.0136, 0.0, 0.0, 0.0195),
-        "turns": (826.0, 655.0, 1020.0, 382.0, 268.0),
-        "stored": (0.00418, 1.35e-07, 0.00352, 0.0177, 0.00219),
-        "segments": (3.43, 4.14, 0.0, 0.0, 3.95),
-        "strip_segments": (0.581, 1.42, 0.0, 0.0, 2.43),
-        "cut": (4.52, 3.69, 0.0, 0.0, 8.78),
-        "ragged": (3.71, 0.499, 0.0, 0.0, 3.74),
-        "vectors": (0.051, 0.0681, 0.0, 0.0, 0.0452),
-        "pieces": (0.0, 0.0, 0.176, 0.885, 0.0),
-        "bare_stores": (0.0107, 0.0263, 0.0386, 0.0615, 0.0),
-        "bare_segments": (0.0203, 0.00759, 0.0, 0.0, 0.0),
-        "paired": (0.0477, 0.052, 0.0, 0.0, 0.0),
-        "lines": (0.921, 0.808, 0.0, 0.0, 0.816),
-        "weights": (0.00766, 0.00818, 0.000474, 0.00486, 0.0149),
-        "shallow": (68.8, 87.8, 5.85, 0.932, 98.8),
-        "gathered": (1.0, 1.0, 0.544, 0.241, 3.64),
-        "unit": (611.0, 871.0, 6025.0, 3556.0, 4082.0),
-        "start": (25670.0, 24970.0, 26580.0, 27780.0, 35250.0),
+        "operands": (0.82, 0.958, 1.03, 0.852, 0.986),
+        "margins": (0.0111, 0.0126, 0.0, 0.0, 0.0812),
+        "brought": (0.0256, 0.0215, 0.0359, 0.0171, 0.0097),
+        "slices": (174.0, 225.0, 624.0, 719.0, 605.0),
+        "boxes": (102.0, 55.8, 0.0, 0.0, 53.1),
+        "starved": (68.3, 82.3, 0.0, 0.0, 110.0),
+        "row_chunks": (102.0, 79.5, 0.0, 0.0, 160.0),
+        "row_boxes": (14.5, 31.9, 0.0, 0.0, 1.34),
+        "stepped": (0.00106, 0.0145, 0.0, 0.0, 0.0242),
+        "turns": (382.0, 588.0, 521.0, 360.0, 136.0),
+        "stored": (0.00914, 1.04e-06, 0.0215, 0.0251, 0.00205),
+        "segments": (2.42, 3.96, 0.0, 0.0, 2.5),
+        "strip_segments": (0.681, 1.7, 0.0, 0.0, 1.96),
+        "cut": (2.44, 3.47, 0.0, 0.0, 10.1),
+        "ragged": (2.93, 0.548, 0.0, 0.0, 4.5),
+        "vectors": (0.184, 0.0952, 0.0, 0.0, 0.0389),
+        "pieces": (0.0, 0.0, 0.252, 2.7, 0.0),
+        "bare_stores": (0.00519, 0.0246, 0.00781, 0.0134, 0.0),
+        "bare_segments": (0.758, 0.00752, 0.0, 0.0, 0.0),
+        "paired": (0.0378, 0.0416, 0.0, 0.0, 0.0),
+        "lines": (0.94, 0.822, 0.0, 0.0, 0.776),
+        "weights": (0.00733, 0.00599, 0.000546, 0.00762, 0.0126),
+        "shallow": (21.8, 27.6, 5.93, 0.924, 35.1),
+        "gathered": (1.0, 1.0, 0.493, 0.43, 3.95),
+        "unit": (902.0, 919.0, 5430.0, 1750.0, 4320.0),
+        "start": (29700.0, 29800.0, 32900.0, 31700.0, 38600.0),
     }
     """For each unit of the `UnitWork` field of that name; "unit" is what every unit costs besides, and
     "start" what nothing hides: the launch (5 us with 25 KB of parameters), the code's way from memory,
@@ -2015,8 +2015,7 @@ def _planner():
                 "tile_h": area.height,
                 "tile_w": area.width,
                 "pitch": area.pitch,
-                "strip": area.strip,
-                "row_columns": area.row_columns,
+                **{"strip": area.strip, "row_columns": area.row_columns},
                 "rows": area.rows,
                 "pixels": area.pixels,
                 "block_pitch": self.block_pitch,

@@ -100,7 +100,6 @@ CALLS: dict[str, dict[str, Call]] = {
         "overlap": Call(12.6, 7.43, 24),
         "overlap 3-D": Call(11.1, 14.5, 1.31),
         "overlap to 256": Call(11.1, 9.24, 7.05),
-        "overlap, far": Call(5.77, 19.2, 1.63),
         "overlap, far 1-D": Call(11.1, 6.98, 31.1),
         "pieces": Call(10.4, 6.83, 30.5),
         "pieces 3-D": Call(0.0479, 12.2, 28.8),
