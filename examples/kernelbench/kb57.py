@@ -5823,8 +5823,9 @@ __device__ __forceinline__ void feed(const Sm90Params& p, const Shared& shared,
 // by one pixel, so every tap of every phase is the same tile at another start address. Rows of the
 // tile follow each other with their margins, so that one instruction spans several rows, or several
 // small images; the columns that fall on margins are computed and not stored. Or rows lie in
-// strips: WGMMA reads its columns in groups of 8, and these may lie any distance apart, so that each
-// group has margins of its own. Then no column is computed for nothing, for more pixels in the tile.
+// strips: WGMMA reads its columns in groups of 8, and these may lie any distance apart, so that
+// each group has margins of its own. Then no column is computed for nothing, and the tile has more
+// pixels.
 //
 // Few output channels would leave most of a block's 64 rows empty: these then hold several depths,
 // row phases and width phases besides (folds), which share one list of taps, with zeros for weights
