@@ -1683,7 +1683,7 @@ def _planner():
     # The constants are fitted by `benchmarks/fit_sm90.py` to tilings measured on an H200: 19,771 runs of
     # 354 layers, forward, the input's gradient and channels_last. What counts is that the tiling they
     # pick is fast: on average it is 2 % slower than the fastest one measured. (Least squares of all
-    # times gave 3 to 5 %.) The standard deviation is 11 %, 15 % with channels_last. On drawn layers that
+    # times gave 3 to 5 %.) The standard deviation is 11 %, 17 % with channels_last. On drawn layers that
     # nothing was fitted to it is 3 to 4.5 % slower. Split float32: 5,098 runs of 269 layers, 1 % slower.
     # The terms add up because the stages of the pipeline share the port of shared memory and wait for
     # each other.
