@@ -316,6 +316,31 @@ def test_small_tiles_of_many_slices_come_in_large_boxes(
     assert chunks == sorted(set(chunks)), "of equals the first is taken: the shortest ring"
 
 
+def strips(*layer: Any, n: int = 256, **rest: Any) -> list[sm90_area.Area]:
+    """The areas of a layer's tiles whose rows lie in strips."""
+    shape = sm90.shapes(forward_task(Problem.of(*layer, tf32=True, **rest)))[0]
+    return [a for a in sm90_area.areas(shape, n, 4) if a.strip > sm90_area.GROUP]
+
+
+def test_rows_lie_in_strips_where_that_saves_products() -> None:
+    found = strips(8, 64, 64, (64, 64), 3, 1, 1)
+    assert {(a.strip, a.width % 8) for a in found} == {(10, 0)}
+    # One image of 8 columns: the margin of a row is that of the next as well.
+    assert {a.strip for a in strips(8, 64, 64, (8, 8), 3, 1, 1)} == {9}
+    # No tap reaches another column; no TMA.
+    assert not strips(8, 64, 64, (64, 64), 2, 2)
+    assert not strips(8, 64, 64, (64, 64), (3, 1))
+    assert not strips(8, 64, 64, (64, 64), 3, 1, 1, channels_last=True)
+
+
+def test_columns_that_are_not_stored_stay_in_the_slack_behind_the_tile() -> None:
+    for n in (64, 128, 184, 216, 240, 256):
+        for size in ((5, 24), (40, 8), (64, 200), (100, 75)):
+            for area in strips(3, 32, 32, size, 7, 1, 3, n=n):
+                groups = (n - area.used_columns) // sm90_area.GROUP
+                assert groups * area.strip * 16 <= 4096
+
+
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
     shape = sm90.shapes(forward_task(Problem.of(1, 8, 8, (4, 4), 3, tf32=True)))[0]
     by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
