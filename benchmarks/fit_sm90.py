@@ -12,7 +12,8 @@ What the planner needs is not the time but the fastest tiling. So the constants 
 the tiling picked is fastest on average, and the times are right as far as that costs little. Which
 is picked jumps from one to another, so that they are found by random walks; it takes two minutes.
 SPLIT_TILINGS has float32 that is not rounded, STRIPS tilings whose rows lie in strips beside some
-that do not, DRAWN layers that nobody chose, 14 tilings of each, which nothing is fitted to.
+that do not, and what was picked for 169 input gradients in float32 that is not rounded; DRAWN
+layers that nobody chose, 14 tilings of each, which nothing is fitted to.
 
 The constants belong into upconv/planner/sm90_cost.py.
 """

@@ -128,7 +128,7 @@ def varied(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         cycles, identity = each[:2]
         if cycles > 2 * best and len(result) >= 10:
             break
-        kind = identity[:5] + identity[6:8] + (identity[16] > GROUP,)
+        kind = identity[:5] + identity[6:8] + (identity[IDENTITY.index("strip")] > GROUP,)
         area = kind + identity[8:12] + identity[13:14]
         room = 8 if cycles < 1.12 * best else 3 if cycles < 1.35 * best else 1
         if area in seen or kinds.get(kind, 0) >= room or len(result) >= MOST:

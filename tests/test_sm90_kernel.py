@@ -140,7 +140,7 @@ def test_rows_in_strips(library: ctypes.CDLL, name: str, dtype: str) -> None:
     tf32 = dtype != "strict"
     problem = Problem.of(*layer, dtype=dtype if tf32 else "float32", tf32=tf32)
     found = tilings(TASKS[direction](problem))
-    by_area = {each[2].area: each for each in found if each[2].area.strip > sm90_area.GROUP}
+    by_area = {each[2].area: each for each in found if each[2].area.in_strips}
     assert by_area
     for shape, job_list, tiling in random.Random(0).choices([*by_area.values()], k=3):
         check_result(library, problem, direction, sm90.record(shape, job_list, tiling), 0)

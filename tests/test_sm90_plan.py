@@ -312,14 +312,14 @@ def test_small_tiles_of_many_slices_come_in_large_boxes(
     assert rings[2][0][0].raw_bytes <= sm90_area.BOX_RINGS[0][0]
     assert rings[0][0][0].raw_bytes >= box.raw_bytes
     assert (box, total) in rings[0]
-    chunks = [each.raw_chunks for each, _ in rings[0] if each.raw_blocks == box.raw_blocks]
-    assert chunks == sorted(set(chunks)), "of equals the first is taken: the shortest ring"
+    order = [(-each.raw_blocks, each.raw_chunks) for each, _ in rings[0]]
+    assert order == sorted(set(order)), "large boxes first, and of equals the shortest ring"
 
 
 def strips(*layer: Any, n: int = 256, **rest: Any) -> list[sm90_area.Area]:
     """The areas of a layer's tiles whose rows lie in strips."""
     shape = sm90.shapes(forward_task(Problem.of(*layer, tf32=True, **rest)))[0]
-    return [a for a in sm90_area.areas(shape, n, 4) if a.strip > sm90_area.GROUP]
+    return [a for a in sm90_area.areas(shape, n, 4) if a.in_strips]
 
 
 def test_rows_lie_in_strips_where_that_saves_products() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_scripts import script
+from benchmark_scripts import FOLDER, script
 
 from upconv.cases import Case
 from upconv.planner import ATEN, H200, Problem, cuda_aten, make_plan
@@ -81,3 +81,14 @@ def test_drawn_layers_are_legal_and_of_the_promised_size() -> None:
         problem = case.problem()
         assert min(problem.out_size) > 0
         assert survey.LEAST_GFLOP < problem.flops / 1e9 < survey.MOST_GFLOP
+
+
+def test_what_is_served_is_reported_with_every_loss(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    row = {"call": "forward TF32", "kernel": "ours", "problem": "a layer", "aten": 100.0}
+    script("served").report([{**row, "us": 25.0}, {**row, "us": 100.0}, {**row, "us": 125.0}])
+    lost, summary = capsys.readouterr().out.splitlines()
+    assert lost == "1.25 ours a layer"
+    assert summary.split() == ["forward", "TF32", "3", "calls,", "1.47", "times", "as", "fast"]

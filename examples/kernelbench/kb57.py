@@ -1135,9 +1135,13 @@ def _planner():
         """Pixels from 8 columns to the next 8."""
 
         @property
+        def in_strips(self) -> bool:
+            return self.strip > GROUP
+
+        @property
         def row_columns(self) -> int:
             """Accumulator columns from one row to the next."""
-            return self.pitch if self.strip == GROUP else self.pitch // self.strip * GROUP
+            return self.pitch // self.strip * GROUP if self.in_strips else self.pitch
 
         @property
         def used_columns(self) -> int:
@@ -1148,7 +1152,7 @@ def _planner():
         @property
         def reach(self) -> int:
             """Input columns of a row of the tile, margins included."""
-            return self.pitch if self.strip == GROUP else self.row_columns - GROUP + self.strip
+            return self.row_columns - GROUP + self.strip if self.in_strips else self.pitch
 
         @property
         def points(self) -> int:
@@ -1321,10 +1325,10 @@ def _planner():
         plain = [
             (stored_share(shape, n, area), area.pixels / area.points)
             for area in found
-            if area.strip == GROUP
+            if not area.in_strips
         ]
         for area in found:
-            if area.strip == GROUP:
+            if not area.in_strips:
                 yield area
                 continue
             share, pixels = stored_share(shape, n, area), area.pixels / area.points
@@ -1919,7 +1923,7 @@ def _planner():
     """Operand type of float32 that must not be rounded."""
     SPLIT_NOTE = "float32 as two FP16 numbers, scaled by the input's range: a computation over it, 2 KiB"
     BLOCK_ROWS = 64
-    FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + 4096
+    FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + SLACK_PIXELS * 16
     """Barriers, table of columns, staging of 8 warps, and slack after the last channel block."""
     MAX_SLOTS = 16
     FULL_TILE = 256
@@ -2062,7 +2066,7 @@ def _planner():
             boxes = {COPY_BOXES: "TMA boxes", COPY_ROWS: f"TMA, {self.box.boxes} boxes a tile"}
             copies = boxes.get(copy, "copies of the loaders' own")
             several = f"{planes} planes, each " if planes > 1 else ""
-            strips = " in strips of 8" if area.strip > GROUP else ""
+            strips = " in strips of 8" if area.in_strips else ""
             return (
                 f"tile {area.images} x {area.height} x {area.width} lattice points{strips}, "
                 f"m64n{self.n} x {self.blocks}, {share:.0%} of the columns stored",
@@ -2219,7 +2223,6 @@ def _planner():
         shape: "Shape", job: "Job", form: tuple[int, int, bool, int], area: "Area", units: int
     ) -> "Stores":
         task, (n, blocks, alternate, _) = shape.task, form
-        strips = area.strip > GROUP
         outputs = task.outputs * (1 - task.filled) / units
         stored = outputs * task.element_bytes
         if task.channels_last:
@@ -2232,7 +2235,7 @@ def _planner():
             several = shape.columns.out_step > 2
             cycles = line_cycles(staged, vectors, shifted and several)
             pieces = outputs / (area.width * shape.columns.out_step)
-            return Stores(0.0, lines=cycles, strip_segments=pieces if strips else 0.0)
+            return Stores(0.0, lines=cycles, strip_segments=pieces if area.in_strips else 0.0)
         span = shape.columns.out_step if job.together or job.paired else 1
         segments = outputs / (area.width * span)
         edges = area.width * span * task.element_bytes, task.out_size[2] * task.element_bytes
@@ -2243,7 +2246,7 @@ def _planner():
         columns = STAGED_BYTES // task.element_bytes // (1 if span == 1 else 2)
         rows = area.images, area.rows, area.height
         cut = segments * (row_pieces(rows, area.row_columns, area.width, columns) - 1)
-        of_kind = (0.0, segments) if strips else (segments, 0.0)
+        of_kind = (0.0, segments) if area.in_strips else (segments, 0.0)
         return Stores(stored, *of_kind, cut, ragged, stored / (area.vector * task.element_bytes))
 
 

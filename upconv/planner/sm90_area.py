@@ -84,9 +84,13 @@ class Area:
     """Pixels from 8 columns to the next 8."""
 
     @property
+    def in_strips(self) -> bool:
+        return self.strip > GROUP
+
+    @property
     def row_columns(self) -> int:
         """Accumulator columns from one row to the next."""
-        return self.pitch if self.strip == GROUP else self.pitch // self.strip * GROUP
+        return self.pitch // self.strip * GROUP if self.in_strips else self.pitch
 
     @property
     def used_columns(self) -> int:
@@ -97,7 +101,7 @@ class Area:
     @property
     def reach(self) -> int:
         """Input columns of a row of the tile, margins included."""
-        return self.pitch if self.strip == GROUP else self.row_columns - GROUP + self.strip
+        return self.row_columns - GROUP + self.strip if self.in_strips else self.pitch
 
     @property
     def points(self) -> int:
@@ -270,10 +274,10 @@ def worthwhile(shape: Shape, n: int, found: list[Area]) -> Iterator[Area]:
     plain = [
         (stored_share(shape, n, area), area.pixels / area.points)
         for area in found
-        if area.strip == GROUP
+        if not area.in_strips
     ]
     for area in found:
-        if area.strip == GROUP:
+        if not area.in_strips:
             yield area
             continue
         share, pixels = stored_share(shape, n, area), area.pixels / area.points
