@@ -64,8 +64,10 @@ def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
         objects = list(pool.map(compile_one, (*sources, "device")))
     library = folder / "kernel.so"
     # The shared memory of kernels in a namespace of their own is the same memory.
-    same = "-Wl,--defsym=_ZN6upconv5wgrad6memoryE=_ZN6upconv6memoryE"
-    subprocess.run(["g++", "-shared", same, "-o", library, *objects], check=True, timeout=100)
+    same = [
+        f"-Wl,--defsym=_ZN6upconv5{name}6memoryE=_ZN6upconv6memoryE" for name in ("wgrad", "patch")
+    ]
+    subprocess.run(["g++", "-shared", *same, "-o", library, *objects], check=True, timeout=100)
     return ctypes.CDLL(str(library))
 
 
@@ -94,9 +96,10 @@ def run(
     out_shape: tuple[int, ...],
     multiprocessors: int,
     seed: int = 1,
+    channels_last: bool = False,
 ) -> np.ndarray:
     """The output; what no store reached is NaN."""
-    operand, channels_last = record[0], record[3]
+    operand = record[0]
     if channels_last:
         x = np.moveaxis(x, 1, -1)
         out_shape = (out_shape[0], *out_shape[2:], out_shape[1])

@@ -60,7 +60,8 @@ def check_result(
         x = whole(problem.batch, problem.out_channels, *problem.out_size)
         bias = None
         wanted = expected_grad_input(problem, x, w)
-    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed)
+    last = problem.channels_last
+    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed, last)
     tolerance = 0 if record[0] in sm90_on_cpu.WIDE else 2**-8
     np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
 

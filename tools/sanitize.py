@@ -17,6 +17,7 @@ from upconv.planner import (
     gather_igrad,
     gather_wgrad,
     sm90,
+    sm90_patch,
     sm90_wgrad,
 )
 
@@ -31,6 +32,16 @@ SWEEP = [
     (2, 24, 40, (11, 34), (3, 3), 1, 1, 0, 1, False, torch.bfloat16),
     (2, 64, 64, (14, 14), (2, 2), 2, 0, 0, 1, True, torch.bfloat16),
     (1, 24, 72, (7, 33), (2, 3), (3, 1), 0, 0, (1, 2), True, torch.float32),
+]
+
+# batch, in, out, size, kernel and stride, dtype
+PATCH_SWEEP = [
+    (3, 40, 48, (14, 14), 2, torch.float32),
+    (2, 520, 24, (8, 32), 2, torch.float32),
+    (2, 64, 72, (8, 32), 2, torch.bfloat16),
+    (2, 24, 16, (3, 5, 16), 2, torch.float32),
+    (2, 24, 16, (6, 10), 4, torch.float32),
+    (2, 24, 16, (8, 32), 4, torch.float16),
 ]
 
 # batch, in, out, size, kernel, stride, padding, output padding, groups, dilation, dtype
@@ -99,6 +110,18 @@ def gradient_sweep() -> None:
         print("clean, gradients", batch, cin, cout, size, kernel, s, dtype)
 
 
+def patch_sweep() -> None:
+    for batch, cin, cout, size, kernel, dtype in PATCH_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
+        none, ones, step = ((v,) * len(size) for v in (0, 1, kernel))
+        with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+            y = operator(x, w, None, kernel)
+            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
+        torch.cuda.synchronize()
+        assert bool(torch.isfinite(y).all() and torch.isfinite(gx).all())
+        print("clean, patches", batch, cin, cout, size, kernel, dtype)
+
+
 def bias_sweep() -> None:
     for size, last, dtype in BIAS_SWEEP:
         gy = torch.randn(size, device="cuda").to(dtype)
@@ -159,6 +182,7 @@ def main() -> None:
         forward_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     gradient_sweep()
+    patch_sweep()
     bias_sweep()
 
 

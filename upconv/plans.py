@@ -32,6 +32,7 @@ KERNEL_IDS = {
     "direct_igrad": 7,
     "gather_wgrad": 8,
     "gather_igrad": 9,
+    "sm90_patch": 10,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

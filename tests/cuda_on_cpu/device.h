@@ -100,6 +100,19 @@ inline uint32_t bits_of(float value) {
 }
 inline float __uint_as_float(uint32_t bits) { return float_of(bits); }
 inline uint32_t __float_as_uint(float value) { return bits_of(value); }
+inline double __hiloint2double(int high, int low) {
+  const uint64_t bits = uint64_t{static_cast<uint32_t>(high)} << 32 | static_cast<uint32_t>(low);
+  double value;
+  std::memcpy(&value, &bits, 8);
+  return value;
+}
+inline uint64_t bits_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, 8);
+  return bits;
+}
+inline int __double2loint(double value) { return static_cast<int>(bits_of(value)); }
+inline int __double2hiint(double value) { return static_cast<int>(bits_of(value) >> 32); }
 
 // --- The host's side -------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from . import (
     gather_wgrad,
     mma,
     sm90,
+    sm90_patch,
     sm90_wgrad,
 )
 from .candidate import ATEN, Candidate, Refusal
@@ -26,6 +27,7 @@ from .problem import DIRECTIONS, Hardware, Problem
 KERNELS = {
     cpu.KERNEL: cpu.consider,
     sm90.KERNEL: sm90.consider,
+    sm90_patch.KERNEL: sm90_patch.consider,
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
@@ -38,6 +40,7 @@ KERNELS = {
 
 SERVED = {
     sm90.KERNEL: ("forward", "grad_input"),
+    sm90_patch.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
     direct_wgrad.KERNEL: ("grad_weight",),
@@ -50,6 +53,8 @@ SERVED = {
 PROVEN = {
     (sm90.KERNEL, "forward"): ((9, 0),),
     (sm90.KERNEL, "grad_input"): ((9, 0),),
+    (sm90_patch.KERNEL, "forward"): ((9, 0),),
+    (sm90_patch.KERNEL, "grad_input"): ((9, 0),),
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct.KERNEL, "forward"): ((9, 0),),
     (direct.KERNEL, "grad_input"): ((9, 0),),

@@ -41,7 +41,8 @@ enum KernelId : int64_t {
   kDirectWgrad = 6,
   kDirectIgrad = 7,
   kGatherWgrad = 8,
-  kGatherIgrad = 9
+  kGatherIgrad = 9,
+  kSm90Patch = 10
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

@@ -19,6 +19,7 @@
 #include "cuda/mma_launch.h"
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
+#include "cuda/sm90_patch_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
 #endif
 
@@ -135,6 +136,48 @@ inline CudaKernel sm90_kernel() {
             return sm90_fprop(params, multiprocessors, stream);
           },
           [](const void* plan) { return sm90_workspace_bytes(sm90_plan(plan)); }};
+}
+
+inline CudaKernel::Prepared read_patch(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<PatchParams>();
+  if (!read_patch_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int64_t step[] = {plan->step_z, plan->step_y, plan->step_x};
+  const bool back = call.direction == kGradInput;
+  bool fits = !call.channels_last && call.groups == 1 && plan->backward == back &&
+              plan->batch == call.batch &&
+              plan->in_channels == (back ? call.out_channels : call.in_channels) &&
+              plan->out_channels == (back ? call.in_channels : call.out_channels);
+  for (int i = 0; i < 3; ++i) {
+    fits = fits && in[i] == (back ? call.out : call.in)[i] && step[i] == call.kernel[i] &&
+           in[i] * step[i] == (back ? call.in : call.out)[i];
+  }
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline const PatchParams& patch_plan(const void* plan) {
+  return *static_cast<const PatchParams*>(plan);
+}
+
+inline CudaKernel patch_kernel() {
+  return {kSm90Patch,
+          "the Hopper kernel for patches",
+          16,
+          read_patch,
+          [](const void* plan) { return patch_packed_bytes(patch_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return patch_pack(patch_plan(plan), weight, packed, stream);
+          },
+          [](const void* plan, const Operands& operands, int multiprocessors, cudaStream_t stream) {
+            PatchParams params = patch_plan(plan);
+            params.source = operands.input;
+            params.w = operands.weight;
+            params.bias = operands.bias;
+            params.result = operands.output;
+            return patch_run(params, multiprocessors, stream);
+          }};
 }
 
 inline CudaKernel::Prepared read_wgrad(const CallSizes& call, const std::vector<int64_t>& record) {
@@ -384,6 +427,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #else
 #ifdef UPCONV_SM90
       sm90_kernel(),
+      patch_kernel(),
 #endif
       mma_kernel(),  direct_kernel(), direct_igrad_kernel(), gather_igrad_kernel(),
 #endif

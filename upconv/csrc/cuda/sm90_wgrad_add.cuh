@@ -46,7 +46,7 @@ inline int add_blocks(const WgradParams& p) {
 }
 inline int add_bytes(const WgradParams& p) {
   const int rows = writes_rows(p) ? kRowInputs * input_pitch(p) : 0;
-  return 4 * max(rows, kAddThreads);
+  return max(4 * rows, 8 * kAddThreads);
 }
 
 // --- Sums of workers -------------------------------------------------------------------------
@@ -145,11 +145,11 @@ __device__ __forceinline__ void add_rows(const WgradParams& p, float* shared) {
 
 // One block for each row of the planes, that is, for each channel.
 template <typename Operand>
-__device__ __forceinline__ void add_bias(const WgradParams& p, float* shared, int row) {
+__device__ __forceinline__ void add_bias(const WgradParams& p, double* shared, int row) {
   const int out = channel_of_row(p, row);
   const int parts = SummedRow(p, 0).parts, rows = kProducers / parts;
   if (out >= p.out_channels) return;
-  float sum = 0.f;
+  double sum = 0.;
   for (int number = 0; number < p.jobs; ++number) {
     const WgradJob& job = p.job[number];
     if (job.sums == 0 || job.sum_channel != row / kRows * kRows) continue;
@@ -169,7 +169,8 @@ __device__ __forceinline__ void add_bias(const WgradParams& p, float* shared, in
     __syncthreads();
   }
   if (threadIdx.x == 0)
-    static_cast<typename Operand::Element*>(p.gb)[out] = Operand::from_float(shared[0]);
+    static_cast<typename Operand::Element*>(p.gb)[out] = 
+        Operand::from_float(static_cast<float>(shared[0]));
 }
 
 // --- The kernel ------------------------------------------------------------------------------
@@ -180,7 +181,9 @@ __global__ void __launch_bounds__(kAddThreads)
   extern __shared__ __align__(1024) unsigned char memory[];
   float* shared = reinterpret_cast<float*>(memory);
   const int weights = weight_blocks(p);
-  if (blockIdx.x >= weights) return add_bias<Operand>(p, shared, blockIdx.x - weights);
+  if (blockIdx.x >= weights) {
+    return add_bias<Operand>(p, reinterpret_cast<double*>(memory), blockIdx.x - weights);
+  }
   if (writes_rows(p)) return add_rows<Operand>(p, shared);
   add_accumulator<Operand>(p, shared);
 }

@@ -1,0 +1,168 @@
+"""The Hopper kernel for patches on a GPU: layers whose kernel is their stride, both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gpu_checks import allocations, distance, poison, serving
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+import upconv
+from upconv import ops
+from upconv.planner import sm90_patch
+
+pytestmark = pytest.mark.gpu
+
+LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
+"""Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
+what rounding both operands to TF32 leaves."""
+OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
+PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+@pytest.fixture(autouse=True)
+def _hopper() -> None:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+
+
+def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, with NaN before and behind them in memory."""
+    count = torch.Size(shape).numel()
+    around = torch.full((count + 8192,), float("nan"), device="cuda", dtype=dtype)
+    return around[4096 : 4096 + count].view(shape).normal_()
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> dict[str, Any]:
+    ndim = draw(st.sampled_from([1, 2, 2, 2, 3]))
+    back, dtype = draw(st.booleans()), draw(st.sampled_from(list(LIMIT)))
+    unit = (16 if dtype == torch.float32 else 32) if back else 2
+    widest = 4 if back else 1200 if ndim == 1 else 50
+    rows = draw(st.lists(st.integers(1, 40 if ndim == 2 else 9), min_size=2, max_size=2))
+    steps = draw(st.lists(st.integers(1, 5), min_size=2, max_size=2))
+    kernel = (*steps[: ndim - 1], 2 if back else draw(st.sampled_from([2, 2, 4, 8])))
+    size = [*rows[: ndim - 1], unit * draw(st.integers(1, widest))]
+    # Images of the forward pass are multiples of 16 bytes.
+    while not back and torch.Size(size).numel() * dtype.itemsize % 16:
+        size[-1] *= 2
+    return {
+        "back": back,
+        "dtype": dtype,
+        "batch": draw(st.integers(1, 20)),
+        "cin": draw(st.integers(8, 300)),
+        "cout": draw(st.integers(8, 160)),
+        "size": tuple(size),
+        "kernel": kernel,
+        "bias": draw(st.booleans()),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(calls())
+def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) -> None:
+    torch.manual_seed(c["seed"])
+    ndim, kernel, dtype = len(c["size"]), c["kernel"], c["dtype"]
+    w = torch.randn(c["cin"], c["cout"], *kernel, device="cuda").to(dtype)
+    shape = (c["batch"], c["cin"], *c["size"])
+    out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
+    rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        if c["back"]:
+            gy = between_nans(out, dtype)
+            poison(torch.Size(shape), dtype)
+            result, again = (ops.GRADIENTS["grad_input"](gy, w, shape, *rest) for _ in range(2))
+            expected = ops._aten_gradient("grad_input", gy.double(), w.double(), shape, *rest)
+        else:
+            x = between_nans(shape, dtype)
+            bias = torch.randn(c["cout"], device="cuda").to(dtype) if c["bias"] else None
+            assert serving(ndim, x, w, bias, kernel) == sm90_patch.KERNEL
+            poison(torch.Size(out), dtype)
+            result, again = (OURS[ndim - 1](x, w, bias, kernel) for _ in range(2))
+            wide = None if bias is None else bias.double()
+            expected = PYTORCHS[ndim - 1](x.double(), w.double(), wide, kernel)
+    assert torch.equal(result, again), "two runs differ"
+    assert distance(result, expected) <= LIMIT[dtype]
+    assert result.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+@pytest.mark.parametrize("size", [(4, 256, 32, 32), (40, 64, 14, 16)])
+def test_errors_are_no_larger_than_pytorchs(size: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(size, device="cuda").to(dtype)
+    w = torch.randn(size[1], 96, 2, 2, device="cuda").to(dtype)
+    b = torch.randn(96, device="cuda").to(dtype)
+    expected = F.conv_transpose2d(x.double(), w.double(), b.double(), 2)
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        ours = distance(upconv.conv_transpose2d(x, w, b, 2), expected)
+    assert ours <= 1.05 * distance(F.conv_transpose2d(x, w, b, 2), expected)
+
+
+def test_a_frozen_weight_is_packed_once_and_nothing_else_is_allocated() -> None:
+    x = torch.randn(4, 64, 32, 32, device="cuda")
+    w = torch.randn(64, 32, 2, 2, device="cuda")
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        first = upconv.conv_transpose2d(x, w, None, 2)
+        with allocations() as taken:
+            second = upconv.conv_transpose2d(x, w, None, 2)
+        w.mul_(2)
+        changed = upconv.conv_transpose2d(x, w, None, 2)
+    assert torch.equal(first, second)
+    assert taken == [1, first.numel() * 4], "more than the output was allocated"
+    torch.testing.assert_close(changed, 2 * first)
+
+
+def test_cuda_graph_replays_on_new_values() -> None:
+    x = torch.randn(4, 64, 32, 32, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(64, 32, 2, 2, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        upconv.conv_transpose2d(x, w, None, 2)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = upconv.conv_transpose2d(x, w, None, 2)
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        expected = upconv.conv_transpose2d(x, w, None, 2)
+    assert torch.equal(y, expected)
+
+
+def test_a_training_step_of_a_unet_layer() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 64, 32, 32, device="cuda")
+    plain = torch.nn.ConvTranspose2d(64, 32, 2, 2).cuda()
+    fast = upconv.ConvTranspose2d(64, 32, 2, 2).cuda()
+    fast.load_state_dict(plain.state_dict())
+    gradients = []
+    for module in (plain.double(), fast):
+        inputs = x.to(module.weight.dtype).requires_grad_()
+        with ops.forced(sm90_patch.KERNEL):
+            (module(inputs) ** 2).sum().backward()
+        gradients.append([inputs.grad, module.weight.grad, module.bias.grad])
+    for expected, got in zip(*gradients, strict=True):
+        assert distance(got, expected) <= 2 * LIMIT[torch.float32]
+
+
+@pytest.mark.parametrize("direction", ["forward", "grad_input"])
+def test_a_tensor_beyond_two_to_the_32_elements(direction: str) -> None:
+    """The layer's output has as many; of it and of the gradient, the first and the last rows."""
+    w = torch.randn(8, 64, 2, 2, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(1, 8, 4096, 4160, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        y = upconv.conv_transpose2d(x, w, None, 2)
+        assert y.numel() > 2**32
+        rest = ([2, 2], [0, 0], [0, 0], 1, [1, 1])
+        got = y if direction == "forward" else ops.GRADIENTS["grad_input"](y, w, x.shape, *rest)
+    for rows in (slice(0, 8), slice(-8, None)):
+        part = x[:, :, rows].double()
+        expected = F.conv_transpose2d(part, w.double(), None, 2)
+        of = slice(0, 16) if rows.start == 0 else slice(-16, None)
+        if direction == "grad_input":
+            expected = F.conv2d(y[:, :, of].double(), w.double(), None, 2)
+            of = rows
+        assert distance(got[:, :, of], expected) <= LIMIT[torch.bfloat16]

@@ -1,0 +1,239 @@
+"""The Hopper kernel for patches: its plans, and its own code on a CPU (sm90_on_cpu.py).
+
+The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of their
+output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sm90_on_cpu
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from params_header import CUDA, ParamsHeader
+from sm90_references import expected, expected_grad_input
+
+from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
+from upconv.planner.sm90_wgrad import flat
+
+DIRECTIONS = ("forward", "grad_input")
+MULTIPROCESSORS = 3
+
+
+def layer(size: tuple[int, ...], kernel: int | tuple[int, ...], **rest: object) -> Problem:
+    channels = {"batch": 2, "in_channels": 40, "out_channels": 24, "tf32": True}
+    values = {**channels, **rest}
+    first = [values.pop(name) for name in ("batch", "in_channels", "out_channels")]
+    return Problem.of(*first, size, kernel, kernel, **values)  # type: ignore[arg-type]
+
+
+# --- Plans -------------------------------------------------------------------------------------
+
+
+def test_the_fields_are_those_of_the_header() -> None:
+    tiling = next(sm90_patch.tilings(flat(layer((8, 8), 2)), H200))
+    assert list(sm90_patch.fields(tiling)) == ParamsHeader("sm90_patch_params.h").fields()
+
+
+def test_the_tiles_are_those_that_are_compiled() -> None:
+    source = (CUDA / "sm90_patch.cu").read_text()
+    line = next(each for each in source.splitlines() if "define UPCONV_PATCH_TILES" in each)
+    assert re.findall(r"X\((\d+)\)", line) == [str(n) for n in sm90_patch.TILES]
+
+
+REFUSED = {
+    "kernel": (Problem.of(2, 64, 64, (32, 32), 3, 2, tf32=True), "kernel is their stride"),
+    "padding": (Problem.of(2, 64, 64, (32, 32), 2, 2, 1, tf32=True), "no padding"),
+    "output padding": (Problem.of(2, 64, 64, (32, 32), 2, 2, 0, 1, tf32=True), "no padding"),
+    "dilation": (Problem.of(2, 64, 64, (32, 32), 2, 2, dilation=3, tf32=True), "dilation"),
+    "groups": (layer((32, 32), 2, in_channels=64, groups=2), "one group"),
+    "layout": (layer((32, 32), 2, channels_last=True), "contiguous layout"),
+    "strict": (layer((32, 32), 2, tf32=False), "fp32_precision forbids"),
+    "float64": (layer((32, 32), 2, dtype="float64"), "no float64 form"),
+    "width": (layer((32, 31), 2), "even number of pixels, not 31"),
+    "patch": (layer((32, 32), 3), "a multiple of 4, wide, not 3"),
+    "bytes": (layer((7, 14), 2, dtype="bfloat16"), "a multiple of 16 bytes"),
+    "gradient's rows": (layer((32, 24), 2, direction="grad_input"), "of 16 pixels, not 24"),
+    "gradient's patch": (layer((32, 32), 4, direction="grad_input"), "2 wide, not 4"),
+    "large": (layer((2**14, 2**12), 2, batch=1), "32-bit sizes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    problem, reason = REFUSED[name]
+    answer = sm90_patch.consider(problem, H200)
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    ("channels", "size"), [((1024, 512), (32, 32)), ((128, 64), (256, 256)), ((64, 32), (16, 32))]
+)
+def test_layers_of_a_unet_are_its_own(
+    channels: tuple[int, int], size: tuple[int, int], direction: str
+) -> None:
+    problem = Problem.of(16, *channels, size, 2, 2, tf32=True, direction=direction)
+    assert make_plan(problem, H200).kernel == sm90_patch.KERNEL
+
+
+def test_weights_stay_where_they_fit() -> None:
+    answers = {}
+    for channels in (128, 1024):
+        problem = flat(Problem.of(16, channels, 64, (64, 64), 2, 2, tf32=True))
+        best = min(
+            sm90_patch.tilings(problem, H200), key=lambda tiling: tiling.microseconds(H200)
+        )
+        answers[channels] = best.resident
+        assert best.weight_stages * best.n * 128 + best.box_stages * 2**14 <= 224 * 1024
+    assert answers == {128: True, 1024: False}
+
+
+# --- The kernel --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not on the PATH")
+    folder = tmp_path_factory.mktemp("patch")
+    return sm90_on_cpu.compiled(folder, ("sm90_patch", "patch_driver"))
+
+
+def check(library: ctypes.CDLL, tiling: sm90_patch.Tiling, problem: Problem, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
+    w = whole(problem.in_channels, problem.out_channels, *problem.kernel)
+    bias = None
+    if problem.direction == "forward":
+        x = whole(problem.batch, problem.in_channels, *problem.in_size)
+        bias = whole(problem.out_channels) if problem.bias else None
+        none = np.zeros(problem.out_channels)
+        wanted = expected(problem, x, w, none if bias is None else bias)
+    else:
+        x = whole(problem.batch, problem.out_channels, *problem.out_size)
+        wanted = expected_grad_input(problem, x, w)
+    record = sm90_patch.record(tiling)
+    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed)
+    tolerance = 0 if problem.dtype == "float32" else 2**-8
+    np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
+
+
+def tilings(problem: Problem) -> list[sm90_patch.Tiling]:
+    hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
+    assert sm90_patch.refusal(problem, hardware) is None
+    return list(sm90_patch.tilings(flat(problem), hardware))
+
+
+@st.composite
+def problems(draw: st.DrawFn, direction: str) -> Problem:
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    back, dtype = direction == "grad_input", draw(st.sampled_from(["float32", "bfloat16"]))
+    width = 64 // (4 if dtype == "float32" else 2) if back else 2
+    size = [*draw(st.lists(st.integers(1, 7), min_size=ndim - 1, max_size=ndim - 1))]
+    size.append(width * draw(st.integers(1, 2 if back else 12)))
+    kernel = draw(st.lists(st.integers(1, 3), min_size=ndim - 1, max_size=ndim - 1))
+    kernel.append(2 if back else draw(st.sampled_from([2, 2, 4, 8])))
+    problem = Problem.of(
+        draw(st.integers(1, 5)),
+        draw(st.integers(8, 80)),
+        draw(st.integers(8, 40)),
+        size,
+        kernel,
+        kernel,
+        dtype=dtype,
+        tf32=True,
+        bias=draw(st.booleans()),
+        direction=direction,
+    )
+    assume(sm90_patch.refusal(problem, H200) is None)
+    return problem
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data(), choose=st.randoms(use_true_random=False))
+def test_the_kernel_computes_the_layer(
+    library: ctypes.CDLL, direction: str, data: st.DataObject, choose: random.Random
+) -> None:
+    problem = data.draw(problems(direction))
+    check(library, choose.choice(tilings(problem)), problem, choose.randrange(99))
+
+
+WHOLE = {
+    "two blocks of an image": layer((8, 16), 2),
+    "half a block": layer((4, 8), 2),
+    "4 pixels left over of each image": layer((14, 14), 2, batch=5, in_channels=16),
+    "36 pixels left over": layer((10, 10), 2, batch=3),
+    "8 pixels left over in 16 bits": layer((10, 20), 2, batch=9, dtype="float16"),
+    "patches 4 wide": layer((6, 8), 4),
+    "patches 4 wide, rows of 2 pixels": layer((8, 2), 4),
+    "patches 8 wide": layer((4, 16), 8, in_channels=8, out_channels=8),
+    "patches 4 wide in 16 bits": layer((8, 8), 4, dtype="bfloat16"),
+    "a volume": layer((3, 4, 8), 2),
+    "slices stay slices": layer((3, 4, 8), (1, 2, 2), dtype="bfloat16"),
+    "a signal": layer((96,), 2),
+    "K of many stages": layer((4, 8), 2, in_channels=520, out_channels=8),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
+    problem = WHOLE[name]
+    found = tilings(problem)
+    assert {tiling.n for tiling in found} == set(sm90_patch.TILES)
+    for tiling in found:
+        check(library, tiling, problem, 0)
+
+
+BACK = {
+    "two blocks of an image": layer((8, 16), 2),
+    "rows of 32": layer((3, 32), 2, dtype="bfloat16"),
+    "part of a block": layer((3, 16), 2, batch=3),
+    "a volume": layer((2, 3, 16), 2),
+    "slices stay slices": layer((2, 2, 32), (1, 2, 2), dtype="float16"),
+    "a signal": layer((96,), 2),
+    "many channels": layer((2, 16), 2, in_channels=300, out_channels=70),
+}
+
+
+@pytest.mark.parametrize("name", BACK)
+def test_every_tiling_of_the_gradient(library: ctypes.CDLL, name: str) -> None:
+    problem = replace(BACK[name], direction="grad_input")
+    for tiling in tilings(problem):
+        check(library, tiling, problem, 0)
+
+
+def test_what_is_left_over_of_an_image_is_not_computed_alone() -> None:
+    """512 images of 14 x 14 are 1536 whole blocks and 32 of 4 pixels of 16 images each."""
+    problem = Problem.of(512, 256, 256, (14, 14), 2, 2, tf32=True)
+    assert {tiling.blocks for tiling in tilings(problem)} == {1536 + 32}
+    answer = sm90_patch.consider(problem, H200)
+    assert isinstance(answer, Candidate)
+    assert f"{1568 * 64} pixels" in answer.notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
+    target = "-gencode=arch=compute_90a,code=sm_90a"
+    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-I{CUDA}", "-Xptxas=-v", "-cubin"]
+    source = str(CUDA / "sm90_patch.cu")
+    command = ["nvcc", target, *flags, "-o", str(tmp_path / "kernel.cubin"), source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report
+    assert "serialized" not in report, "the WGMMA pipeline is broken up"
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    kernels = 2 * len(sm90_patch.OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
+    assert spills == [0] * kernels, report

@@ -1,0 +1,166 @@
+// Host side of the Hopper kernel for patches: plan integers in, two launches out. One file has all
+// of its forms, 10 s of compilation that several threads share.
+#include "sm90_patch.cuh"
+
+#include <cuda_runtime.h>
+
+#include "sm90_patch_launch.h"
+#include "tensor_map.h"
+
+namespace upconv {
+namespace patch {
+
+// Every form the planner may ask for: TILES in upconv/planner/sm90_patch.py is the same list.
+#define UPCONV_PATCH_TILES(X) X(256) X(128) X(64)
+#define UPCONV_PATCH_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
+
+// One row of 128 bytes for each channel, swizzled; `pixels` is less where a row has parts of
+// several images, which TMA does not swizzle.
+template <typename Way>
+cudaError_t encode_boxes(const PatchParams& p, const cuuint64_t (&sizes)[5],
+                         const cuuint64_t (&strides)[4], const cuuint32_t (&box)[5],
+                         CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  constexpr cuuint32_t kBytes = sizeof(typename Way::Element);
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const auto type = kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const auto swizzle = box[0] * kBytes == static_cast<cuuint32_t>(kRowBytes)
+                           ? CU_TENSOR_MAP_SWIZZLE_128B
+                           : CU_TENSOR_MAP_SWIZZLE_NONE;
+  const CUresult result =
+      encode(map, type, 5, const_cast<void*>(p.source), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// The input as the TMA sees it: pixels, images, channels.
+template <typename Way>
+cudaError_t describe_input(const PatchParams& p, bool whole, CUtensorMap* map) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const int pixels = whole || p.rest_pixels > Way::kPart ? Way::kPart : p.rest_pixels;
+  const cuuint64_t channel = size(pixels_of(p)) * sizeof(typename Way::Element);
+  const cuuint64_t image = channel * size(p.in_channels), all = image * size(p.batch);
+  return encode_boxes<Way>(
+      p, {size(pixels_of(p)), size(p.batch), size(p.in_channels), 1, 1}, {image, channel, all, all},
+      {part(pixels), part(Way::kPart / pixels), part(Way::kChannels), 1, 1}, map);
+}
+
+// grad_output as the TMA sees it: columns, rows, depths, channels, images.
+template <typename Way>
+cudaError_t describe_gradient(const PatchParams& p, CUtensorMap* map) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_w) * size(p.step_x), size(p.in_h) * size(p.step_y),
+                              size(p.in_d) * size(p.step_z), size(p.out_channels), size(p.batch)};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = sizeof(typename Way::Element);
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  return encode_boxes<Way>(p, sizes, strides,
+                           {part(Way::kPart * p.step_x), 1, 1, part(Way::kChannels), 1}, map);
+}
+
+template <typename Way, int N>
+cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
+  auto kernel = sm90_patch<Way, N>;
+  const int bytes = shared_bytes(p), units = unit_count(p);
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  CUtensorMap whole{}, rest{};
+  if (p.backward) {
+    error = describe_gradient<Way>(p, &whole);
+  } else {
+    error = describe_input<Way>(p, true, &whole);
+    if (error == cudaSuccess) error = describe_input<Way>(p, false, &rest);
+  }
+  if (error != cudaSuccess) return error;
+  int blocks = units < multiprocessors ? units : multiprocessors;
+  // The units of a thread block are so many apart, and then all of the same columns.
+  if (p.resident) blocks -= blocks % column_groups(p);
+  if (blocks == 0) return cudaErrorInvalidConfiguration;
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, whole, rest);
+  return cudaGetLastError();
+}
+
+template <typename Way>
+cudaError_t launch_pack(const PatchParams& p, const void* weight, void* packed,
+                        cudaStream_t stream) {
+  auto kernel = sm90_patch_pack<Way>;
+  constexpr int kPackThreads = 256, kNoBytes = 0;
+  const unsigned wide = (column_groups(p) * p.tile_n + kPackThreads - 1) / kPackThreads;
+  const dim3 grid(wide, Way::depth(p) * kSteps * 2);
+  kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
+      p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));
+  return cudaGetLastError();
+}
+
+template <typename Operand>
+cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
+#define UPCONV_TRY(n)                                                                       \
+  if (p.tile_n == n) {                                                                      \
+    return p.backward ? launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream)    \
+                      : launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream);    \
+  }
+  UPCONV_PATCH_TILES(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+// The width of a tile does not matter for what is asked of the ways here.
+template <typename Operand>
+int64_t packed_bytes(const PatchParams& p) {
+  const int64_t depth = p.backward ? Backward<Operand, 64>::depth(p) : Forward<Operand, 64>::depth(p);
+  return depth * column_groups(p) * weight_bytes(p);
+}
+
+template <typename Operand>
+cudaError_t pack(const PatchParams& p, const void* weight, void* packed, cudaStream_t stream) {
+  return p.backward ? launch_pack<Backward<Operand, 64>>(p, weight, packed, stream)
+                    : launch_pack<Forward<Operand, 64>>(p, weight, packed, stream);
+}
+
+}  // namespace patch
+
+bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
+  int64_t at = 0;
+  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
+#define UPCONV_READ(name) plan->name = take();
+  UPCONV_PATCH_FIELDS(UPCONV_READ)
+#undef UPCONV_READ
+  const int rest = plan->rest_pixels;
+  return at == length && plan->weight_stages <= patch::kMaxStages &&
+         plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
+         rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
+         (plan->span == 2 || plan->span == 4) && plan->step_x % plan->span == 0 &&
+         (!plan->backward || plan->step_x == 2);
+}
+
+int64_t patch_packed_bytes(const PatchParams& plan) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return patch::packed_bytes<name>(plan);
+  UPCONV_PATCH_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return 0;
+}
+
+cudaError_t patch_pack(const PatchParams& plan, const void* weight, void* packed,
+                       cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return patch::pack<name>(plan, weight, packed, stream);
+  UPCONV_PATCH_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+cudaError_t patch_run(const PatchParams& plan, int multiprocessors, cudaStream_t stream) {
+#define UPCONV_TRY(index, name) \
+  if (plan.operand == index) return patch::launch<name>(plan, multiprocessors, stream);
+  UPCONV_PATCH_OPERANDS(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv

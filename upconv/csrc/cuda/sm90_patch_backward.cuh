@@ -1,0 +1,119 @@
+// Hopper kernel for patches: what the input's gradient reads, multiplies and writes.
+//
+// gx[ci, i] = sum over co and k of gy[co, i * stride + k] * w[ci, co, k]: the same product with K
+// and columns changed. K is (channels, taps of a row) of one row of the patch after the other, and
+// two neighbouring taps of two neighbouring pixels lie side by side in memory: one load brings all
+// four. Patches are 2 wide.
+#pragma once
+
+#include "sm90_patch_layout.cuh"
+
+namespace upconv::patch {
+
+template <typename Type, int N>
+struct Backward {
+  using Operand = Type;
+  using Element = typename Operand::Element;
+  static constexpr bool kWide = sizeof(Element) == 4;
+  static constexpr int kTaps = 2;  // of a row
+  static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element)) / kTaps;
+  static constexpr int kPart = kRowBytes / static_cast<int>(sizeof(Element)) / kTaps;  // pixels
+  static constexpr int kParts = kBlock / kPart;
+
+  const PatchParams& p;
+
+  // --- Boxes ---
+
+  // Rows of a patch.
+  __host__ __device__ static int rows(const PatchParams& p) { return p.step_z * p.step_y; }
+  __host__ __device__ static int depth(const PatchParams& p) {
+    return (p.out_channels + kChannels - 1) / kChannels * rows(p);
+  }
+
+  __device__ __forceinline__ bool swizzled(const Block&) const { return true; }
+
+  // Pixels of a part are of one row of the image. What is beyond the image is zero.
+  __device__ __forceinline__ void fetch(const Block& block, int stage, int part, uint32_t to,
+                                        const CUtensorMap& whole, const CUtensorMap&,
+                                        uint32_t barrier) const {
+    const Place place(p, block.pixel + part * kPart);
+    const int channels = stage / rows(p), row = stage - channels * rows(p);
+    const int z = row / p.step_y, y = row - z * p.step_y;
+    ptx::box_copy(to, whole, place.x * kTaps, place.y * p.step_y + y, place.z * p.step_z + z,
+                  channels * kChannels, block.image, barrier);
+  }
+
+  // --- Operands ---
+
+  // The places in a box of two pixels' taps: channel 2 t of every 8, and 2 t + 1.
+  __device__ __forceinline__ void find_places(int warp, int lane, bool, uint32_t* even,
+                                              uint32_t* odd) const {
+    const int pixel = 16 * warp + 2 * (lane / 4), channel = 2 * (lane % 4);
+    const int along = pixel % kPart * kTaps * static_cast<int>(sizeof(Element));
+    const int at = pixel / kPart * (kBoxBytes / kParts) + channel * kRowBytes + along % 16;
+    *even = at + ((along / 16 ^ channel) << 4);
+    *odd = at + kRowBytes + ((along / 16 ^ (channel + 1)) << 4);
+  }
+
+  // TF32: a step has four channels, every second one of 8; their first taps are numbers 0 to 3 of
+  // K, the second ones 4 to 7. 16 bits: 8 channels, first those with even numbers; taps side by
+  // side.
+  __device__ static __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t even,
+                                              uint32_t odd) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if constexpr (kWide) {
+        uint4 both;
+        ptx::load_shared(both, (step % 2 ? odd : even) + step / 2 * 8 * kRowBytes);
+        to[step][0] = both.x, to[step][1] = both.z, to[step][2] = both.y, to[step][3] = both.w;
+      } else {
+        uint2 first, second;
+        ptx::load_shared(first, even + step * 8 * kRowBytes);
+        ptx::load_shared(second, odd + step * 8 * kRowBytes);
+        to[step][0] = first.x, to[step][1] = first.y;
+        to[step][2] = second.x, to[step][3] = second.y;
+      }
+    }
+  }
+
+  // The number of the weight that is number `i` of 16 bytes of a column; negative for none.
+  __device__ static __forceinline__ int64_t weight_at(const PatchParams& p, int stage, int step,
+                                                      int half, int column, int i) {
+    const int row = stage % rows(p), first = stage / rows(p) * kChannels;
+    const int channel = first + (kWide ? step / 2 * 8 + 2 * i + step % 2
+                                       : step * 8 + i / 2 * 2 + half);
+    const int tap = kWide ? half : i % 2;
+    if (channel >= p.out_channels || column >= p.in_channels) return -1;
+    return (static_cast<int64_t>(column) * p.out_channels + channel) * taps_of(p) + row * kTaps +
+           tap;
+  }
+
+  // --- Stores ---
+
+  __device__ __forceinline__ void begin_group(uint32_t, int) const {}
+
+  // The accumulators of a thread: two neighbouring pixels, in all columns.
+  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
+                                        int warp, int lane, uint32_t) const {
+    const int pixel = block.pixel + 16 * warp + 2 * (lane / 4);
+    if (pixel >= pixels_of(p)) return;
+    const int first = group * N + lane % 4 * 2;
+    const int64_t area = pixels_of(p);
+    Element* to = static_cast<Element*>(p.result) +
+                  (static_cast<int64_t>(block.image) * p.in_channels + first) * area + pixel;
+#pragma unroll
+    for (int j = 0; j < N / 8; ++j) {
+      if (first + 8 * j < p.in_channels) put(to, d[4 * j], d[4 * j + 2]);
+      if (first + 8 * j + 1 < p.in_channels) put(to + area, d[4 * j + 1], d[4 * j + 3]);
+      to += 8 * area;
+    }
+  }
+
+  __device__ static __forceinline__ void put(Element* to, float v0, float v1) {
+    alignas(8) const Element two[] = {Operand::from_float(v0), Operand::from_float(v1)};
+    using Vector = VectorOf<2 * sizeof(Element)>;
+    __stcs(reinterpret_cast<Vector*>(to), *reinterpret_cast<const Vector*>(two));
+  }
+};
+
+}  // namespace upconv::patch

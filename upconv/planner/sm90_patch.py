@@ -1,0 +1,214 @@
+"""The Hopper kernel for patches: layers whose kernel is their stride, and their input's gradient.
+
+Every input pixel becomes a patch of outputs of its own, so that the layer is one matrix product of
+pixels and (channels, taps). The kernel (csrc/cuda/sm90_patch.cuh) takes 64 pixels for each of two
+warpgroups and `n` columns, and goes through K, 128 bytes for each pixel at a time. What is left to
+choose is the number of columns, and whether the weights of a group of columns stay in shared memory
+or come in a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from .candidate import Candidate, Refusal
+from .problem import Hardware, Problem
+from .sm90 import legality
+from .sm90_wgrad import flat
+
+KERNEL = "sm90_patch"
+
+TILES = (256, 128, 64)
+"""Columns of a tile: UPCONV_PATCH_TILES in csrc/cuda/sm90_patch.cu."""
+OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+BLOCK, CONSUMERS = 64, 2
+"""Pixels of a warpgroup, and warpgroups."""
+ROW_BYTES = 128
+"""Of a pixel's K in one stage; also of a channel in a box."""
+BOX_BYTES = BLOCK * ROW_BYTES
+HEADER_BYTES = 1024 + CONSUMERS * 1024
+MOST_STAGES = 16
+RING_BYTES = 128 * 1024
+"""Of weights that do not stay."""
+LEAST_BOXES, MOST_BOXES = 3, 6
+INT = 2**31
+
+MEGAHERTZ = 1700.0
+"""Of the multiprocessors under load."""
+LAUNCH = 5.0
+"""Microseconds."""
+UNIT_CYCLES = 1500.0
+"""Of a unit of work besides its stages."""
+STAGE_FACTOR = 1.1
+STORE_BYTES = 4.6e6
+"""That the memory takes in a microsecond from all multiprocessors, which store at the same time."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a problem of three dimensions is shared out."""
+
+    problem: Problem
+    n: int
+    resident: bool
+    weight_stages: int
+    box_stages: int
+
+    @property
+    def backward(self) -> bool:
+        return self.problem.direction == "grad_input"
+
+    @property
+    def rest_pixels(self) -> int:
+        """Of an image, in a block of what is left over of several images."""
+        rest = prod(self.problem.in_size) % BLOCK
+        least = 16 // self.problem.element_bytes
+        return BLOCK if self.backward or not rest else max(least, 1 << (rest - 1).bit_length())
+
+    @property
+    def blocks(self) -> int:
+        pixels, batch = prod(self.problem.in_size), self.problem.batch
+        rest = -(-batch // (BLOCK // self.rest_pixels)) if pixels % BLOCK else 0
+        return batch * (pixels // BLOCK) + rest
+
+    @property
+    def groups(self) -> int:
+        return -(-columns(self.problem) // self.n)
+
+    @property
+    def units(self) -> int:
+        return -(-self.blocks // CONSUMERS) * self.groups
+
+    def microseconds(self, hardware: Hardware) -> float:
+        """The products of a unit, and then its stores, which all multiprocessors do at once."""
+        problem = self.problem
+        wide = problem.in_channels if self.backward else problem.out_channels
+        size = problem.in_size if self.backward else problem.out_size
+        stored = problem.batch * wide * prod(size) * problem.element_bytes
+        workers = min(self.units, hardware.multiprocessors)
+        if self.resident:
+            workers -= workers % self.groups
+        rounds = -(-self.units // workers)
+        cycles = rounds * (depth(problem) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES)
+        return LAUNCH + cycles / MEGAHERTZ + stored / STORE_BYTES
+
+    @property
+    def stage_cycles(self) -> float:
+        """Of the tensor cores, or of the port of shared memory, for both consumers."""
+        products = CONSUMERS * 4
+        port = products * (16 + self.n / 4) + CONSUMERS * BOX_BYTES / 128
+        if not self.resident:
+            port += self.n
+        return max(products * self.n / 2, port)
+
+
+def columns(problem: Problem) -> int:
+    if problem.direction == "grad_input":
+        return problem.in_channels
+    return problem.out_channels * prod(problem.kernel)
+
+
+def depth(problem: Problem) -> int:
+    """Stages that K has."""
+    element = problem.element_bytes
+    if problem.direction == "grad_input":
+        rows = prod(problem.kernel[:-1])
+        return -(-problem.out_channels * problem.kernel[-1] * element // ROW_BYTES) * rows
+    return -(-problem.in_channels * element // ROW_BYTES)
+
+
+def refusal(problem: Problem, hardware: Hardware) -> str | None:
+    """Why the kernel cannot serve, or None."""
+    reason = legality(problem, hardware)
+    if reason:
+        return reason
+    if problem.strict:
+        return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
+    if problem.channels_last:
+        return "reads the contiguous layout only"
+    if problem.groups > 1:
+        return "takes one group of channels"
+    if problem.kernel != problem.stride:
+        return "takes layers whose kernel is their stride"
+    # Where the kernel is 1, its dilation means nothing.
+    spread = any(d > 1 and k > 1 for d, k in zip(problem.dilation, problem.kernel, strict=True))
+    if any(problem.padding) or any(problem.output_padding) or spread:
+        return "takes no padding, output padding or dilation"
+    width, element = problem.in_size[-1], problem.element_bytes
+    if problem.direction == "grad_input":
+        if problem.kernel[-1] != 2:
+            return f"takes patches 2 wide, not {problem.kernel[-1]}, for the input's gradient"
+        if width * 2 * element % ROW_BYTES:
+            return f"needs rows of a multiple of {ROW_BYTES // 2 // element} pixels, not {width}"
+    else:
+        if problem.kernel[-1] % 4 and problem.kernel[-1] != 2:
+            return f"takes patches 2, or a multiple of 4, wide, not {problem.kernel[-1]}"
+        if width % 2:
+            return f"needs rows of an even number of pixels, not {width}"
+        if prod(problem.in_size) * element % 16:
+            return "needs images of a multiple of 16 bytes"
+    pixels, channels = prod(problem.in_size), TILES[0] // prod(problem.kernel) + 2  # of a tile
+    if channels * prod(problem.out_size) // 2 >= 2 * INT - 1 or problem.batch * pixels >= INT:
+        return "images, or a batch of them, beyond its 32-bit sizes"
+    if columns(problem) * 2 >= INT:
+        return "too many channels and taps for its 32-bit sizes"
+    return None
+
+
+def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
+    """Every tiling of a problem of three dimensions that fits."""
+    room = hardware.shared_memory - HEADER_BYTES
+    for n in TILES:
+        stage = n * ROW_BYTES
+        for resident in (True, False):
+            stages = depth(problem) if resident else RING_BYTES // stage
+            stages = stages if resident else min(stages, MOST_STAGES)
+            boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * BOX_BYTES))
+            tiling = Tiling(problem, n, resident, stages, boxes)
+            many = tiling.groups > hardware.multiprocessors
+            if stages <= MOST_STAGES and boxes >= LEAST_BOXES and not (resident and many):
+                yield tiling
+
+
+def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    reason = refusal(problem, hardware)
+    if reason:
+        return Refusal(KERNEL, reason)
+    best = min(
+        tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware)
+    )
+    held = "stay in shared memory" if best.resident else "come in a ring"
+    notes = (
+        f"one product: {best.blocks * BLOCK} pixels, {columns(problem)} columns, K of"
+        f" {depth(best.problem)} x {ROW_BYTES} bytes",
+        f"{best.units} tiles of {CONSUMERS} x {BLOCK} pixels and {best.n} columns; weights {held},"
+        f" {best.box_stages} boxes on their way for each warpgroup",
+    )
+    return Candidate(KERNEL, best.microseconds(hardware), record(best), notes)
+
+
+def fields(tiling: Tiling) -> dict[str, int]:
+    """The scalars, in the order of csrc/cuda/sm90_patch_params.h."""
+    problem = tiling.problem
+    return {
+        "operand": OPERANDS[problem.dtype],
+        "backward": int(tiling.backward),
+        "tile_n": tiling.n,
+        "resident": int(tiling.resident),
+        "weight_stages": tiling.weight_stages,
+        "box_stages": tiling.box_stages,
+        "span": 2 if problem.kernel[2] == 2 else 4,
+        "rest_pixels": tiling.rest_pixels,
+        "batch": problem.batch,
+        "in_channels": problem.in_channels,
+        **{f"in_{name}": size for name, size in zip("dhw", problem.in_size, strict=True)},
+        "out_channels": problem.out_channels,
+        **{f"step_{name}": size for name, size in zip("zyx", problem.kernel, strict=True)},
+    }
+
+
+def record(tiling: Tiling) -> tuple[int, ...]:
+    """The plan as integers."""
+    return tuple(fields(tiling).values())
