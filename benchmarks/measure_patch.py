@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -56,7 +57,7 @@ LAYERS: list[tuple[Any, ...]] = [
     (32, 100, 50, (20, 32), 2),  # sizes that divide by nothing
     (3, 72, 40, (10, 12), 2),
 ]
-CONSTANTS = ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "STORE_BYTES")
+CONSTANTS = ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES")
 
 
 def problems() -> Iterator[Problem]:
@@ -97,7 +98,7 @@ def measure(path: str) -> None:
 
 
 def fit(paths: list[str]) -> None:
-    lines = [json.loads(line) for path in paths for line in open(path)]
+    lines = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
     found = []
     for line in lines:
         lists = {k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()}
@@ -130,16 +131,21 @@ def fit(paths: list[str]) -> None:
         print(f"{name} = {value * first:.4g}")
     print(f"standard deviation {least**0.5:.1%}; picked {fmean(lost):.1%} above the fastest")
     for line, choices in zip(lines, found, strict=True):
-        p = Problem(**{k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()})
-        expected = [tiling.microseconds(H200) for tiling, _ in choices]
-        tiling, ms = choices[expected.index(min(expected))]
-        size = "x".join(map(str, p.in_size))
-        print(
-            f"{p.direction:10} {p.dtype:8} {p.batch:4} x {p.in_channels} -> {p.out_channels}, {size},"
-            f" {prod(p.kernel)} taps: {ms:.4f} ({min(expected) / 1e3:.4f} expected, N = {tiling.n},"
-            f" {'stay' if tiling.resident else 'ring'}), best {min(m for _, m in choices):.4f};"
-            f" other kernel {line[sm90.KERNEL]:.4f}, PyTorch {line['pytorch']:.4f}"
-        )
+        print(described(line, choices))
+
+
+def described(line: dict[str, Any], choices: list[tuple[sm90_patch.Tiling, float]]) -> str:
+    """A layer, what the rule picks for it, and what others take."""
+    problem = choices[0][0].problem
+    tiling, ms = min(choices, key=lambda choice: choice[0].microseconds(H200))
+    size = "x".join(map(str, problem.in_size))
+    channels = f"{problem.batch} x {problem.in_channels} -> {problem.out_channels}"
+    return (
+        f"{problem.direction:10} {problem.dtype:8} {channels}, {size}, {prod(problem.kernel)} taps:"
+        f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n},"
+        f" {'stay' if tiling.resident else 'ring'}), best {min(m for _, m in choices):.4f};"
+        f" other kernel {line[sm90.KERNEL]:.4f}, PyTorch {line['pytorch']:.4f}"
+    )
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def calls(draw: st.DrawFn) -> dict[str, Any]:
     ndim = draw(st.sampled_from([1, 2, 2, 2, 3]))
     back, dtype = draw(st.booleans()), draw(st.sampled_from(list(LIMIT)))
-    unit = (16 if dtype == torch.float32 else 32) if back else 2
-    widest = 4 if back else 1200 if ndim == 1 else 50
+    unit = 4 if back and dtype != torch.float32 else 2
+    widest = 1200 // unit if ndim == 1 else 50
     rows = draw(st.lists(st.integers(1, 40 if ndim == 2 else 9), min_size=2, max_size=2))
     steps = draw(st.lists(st.integers(1, 5), min_size=2, max_size=2))
     kernel = (*steps[: ndim - 1], 2 if back else draw(st.sampled_from([2, 2, 4, 8])))

@@ -315,7 +315,7 @@ class TestBorderToTheCompiledSide:
         assert devices
         snake = {
             re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower(): int(number)
-            for name, number in re.findall(r"k(\w+) = (\d)", kernels[1])
+            for name, number in re.findall(r"k(\w+) = (\d+)", kernels[1])
         }
         assert snake == plans.KERNEL_IDS
         assert re.findall(r"k(\w+) = (\d)", devices[1]) == [

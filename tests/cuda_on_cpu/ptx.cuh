@@ -129,15 +129,6 @@ template <typename T>
 inline T pinned(T value) {
   return value;
 }
-template <typename T>
-T traded(T value) {
-  static T shown[1024];
-  shown[threadIdx.x] = value;
-  __syncwarp();
-  const T other = shown[threadIdx.x ^ 4];
-  __syncwarp();
-  return other;
-}
 inline uint32_t round_to_tf32(uint32_t bits) {
   return std::min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
 }

@@ -37,13 +37,15 @@ INT = 2**31
 
 MEGAHERTZ = 1700.0
 """Of the multiprocessors under load."""
-LAUNCH = 5.0
+LAUNCH = 6.3
 """Microseconds."""
-UNIT_CYCLES = 1500.0
+UNIT_CYCLES = 1260.0
 """Of a unit of work besides its stages."""
-STAGE_FACTOR = 1.1
-STORE_BYTES = 4.6e6
-"""That the memory takes in a microsecond from all multiprocessors, which store at the same time."""
+STAGE_FACTOR = 1.0
+READ_BYTES = 3.8e6
+"""That the memory gives in a microsecond."""
+STORE_BYTES = 4.1e6
+"""That it takes from all multiprocessors, which store at the same time."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,15 @@ class Tiling:
         """Of an image, in a block of what is left over of several images."""
         rest = prod(self.problem.in_size) % BLOCK
         least = 16 // self.problem.element_bytes
-        return BLOCK if self.backward or not rest else max(least, 1 << (rest - 1).bit_length())
+        return max(least, 1 << (rest - 1).bit_length()) if rest else BLOCK
 
     @property
     def blocks(self) -> int:
         pixels, batch = prod(self.problem.in_size), self.problem.batch
+        if self.backward:  # in parts of rows
+            *rows, width = self.problem.in_size
+            part = row_part(self.problem)
+            return -(-batch * prod(rows) * -(-width // part) // (BLOCK // part))
         rest = -(-batch // (BLOCK // self.rest_pixels)) if pixels % BLOCK else 0
         return batch * (pixels // BLOCK) + rest
 
@@ -84,15 +90,17 @@ class Tiling:
     def microseconds(self, hardware: Hardware) -> float:
         """The products of a unit, and then its stores, which all multiprocessors do at once."""
         problem = self.problem
-        wide = problem.in_channels if self.backward else problem.out_channels
-        size = problem.in_size if self.backward else problem.out_size
-        stored = problem.batch * wide * prod(size) * problem.element_bytes
+        inner = problem.in_channels * prod(problem.in_size)
+        outer = problem.out_channels * prod(problem.out_size)
+        read, stored = (outer, inner) if self.backward else (inner, outer)
+        each = problem.batch * problem.element_bytes
         workers = min(self.units, hardware.multiprocessors)
         if self.resident:
             workers -= workers % self.groups
         rounds = -(-self.units // workers)
         cycles = rounds * (depth(problem) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES)
-        return LAUNCH + cycles / MEGAHERTZ + stored / STORE_BYTES
+        products = max(cycles / MEGAHERTZ, each * read / READ_BYTES)
+        return LAUNCH + products + each * stored / STORE_BYTES
 
     @property
     def stage_cycles(self) -> float:
@@ -108,6 +116,11 @@ def columns(problem: Problem) -> int:
     if problem.direction == "grad_input":
         return problem.in_channels
     return problem.out_channels * prod(problem.kernel)
+
+
+def row_part(problem: Problem) -> int:
+    """Pixels whose taps are 128 bytes of a row of grad_output."""
+    return ROW_BYTES // problem.kernel[-1] // problem.element_bytes
 
 
 def depth(problem: Problem) -> int:
@@ -140,8 +153,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if problem.direction == "grad_input":
         if problem.kernel[-1] != 2:
             return f"takes patches 2 wide, not {problem.kernel[-1]}, for the input's gradient"
-        if width * 2 * element % ROW_BYTES:
-            return f"needs rows of a multiple of {ROW_BYTES // 2 // element} pixels, not {width}"
+        if width * 2 * element % 16:
+            return f"needs rows of a multiple of {8 // element} pixels, not {width}"
     else:
         if problem.kernel[-1] % 4 and problem.kernel[-1] != 2:
             return f"takes patches 2, or a multiple of 4, wide, not {problem.kernel[-1]}"
@@ -176,9 +189,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = min(
-        tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware)
-    )
+    best = min(tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware))
     held = "stay in shared memory" if best.resident else "come in a ring"
     notes = (
         f"one product: {best.blocks * BLOCK} pixels, {columns(problem)} columns, K of"

@@ -426,8 +426,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       gather_wgrad_kernel(),
 #else
 #ifdef UPCONV_SM90
-      sm90_kernel(),
-      patch_kernel(),
+      sm90_kernel(), patch_kernel(),
 #endif
       mma_kernel(),  direct_kernel(), direct_igrad_kernel(), gather_igrad_kernel(),
 #endif

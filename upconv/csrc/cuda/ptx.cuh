@@ -249,12 +249,6 @@ __device__ __forceinline__ T pinned(T value) {
   return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
-// What the lane 4 further on has, or 4 before, for all lanes of a warp.
-template <typename T>
-__device__ __forceinline__ T traded(T value) {
-  return __shfl_xor_sync(0xffffffffu, value, 4);
-}
-
 // What is computed from the value is computed here, and not ahead of a loop: a register less.
 __device__ __forceinline__ uint32_t computed_here(uint32_t value) {
   asm volatile("" : "+r"(value));

@@ -65,7 +65,7 @@ cudaError_t describe_gradient(const PatchParams& p, CUtensorMap* map) {
 template <typename Way, int N>
 cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_patch<Way, N>;
-  const int bytes = shared_bytes(p), units = unit_count(p);
+  const int bytes = shared_bytes(p), units = unit_count<Way>(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -99,10 +99,10 @@ cudaError_t launch_pack(const PatchParams& p, const void* weight, void* packed,
 
 template <typename Operand>
 cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(n)                                                                       \
-  if (p.tile_n == n) {                                                                      \
-    return p.backward ? launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream)    \
-                      : launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream);    \
+#define UPCONV_TRY(n)                                                                    \
+  if (p.tile_n == n) {                                                                   \
+    return p.backward ? launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream) \
+                      : launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream); \
   }
   UPCONV_PATCH_TILES(UPCONV_TRY)
 #undef UPCONV_TRY
@@ -112,7 +112,8 @@ cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t strea
 // The width of a tile does not matter for what is asked of the ways here.
 template <typename Operand>
 int64_t packed_bytes(const PatchParams& p) {
-  const int64_t depth = p.backward ? Backward<Operand, 64>::depth(p) : Forward<Operand, 64>::depth(p);
+  const int64_t depth =
+      p.backward ? Backward<Operand, 64>::depth(p) : Forward<Operand, 64>::depth(p);
   return depth * column_groups(p) * weight_bytes(p);
 }
 

@@ -14,13 +14,14 @@
 // Rows: rows r and r + 8 of a product are neighbouring pixels, so that one load brings both, and
 // that a thread, which has both of them and two neighbouring columns, holds four outputs that lie
 // side by side (stride 2): the accumulators are stored as they are, 128 bytes in a row.
-// Blocks: 64 pixels of one image. What is left over of an image, say 4 of 14 x 14, goes into blocks
-// with that of other images.
-// Weights: a ring, or, where all of a group of columns fit, they stay, and the thread block keeps to
-// that group.
+// Blocks: 64 pixels of one image; what is left over of an image, say 4 of 14 x 14, goes into blocks
+// with that of other images. For the gradient, parts of rows of any images.
+// Weights: a ring, or, where all of a group of columns fit, they stay, and the thread block keeps
+// to that group.
 //
 // Roles: consumers  warps 0-7: two warpgroups, a block each, the same columns
-//        feeders    one thread each of warps 8 and 9 for the consumers' boxes, of 10 for the weights
+//        feeders    one thread each of warps 8 and 9 for the consumers' boxes, of 10 for the
+//        weights
 // Pipelines: box_full[consumer][stage]   bytes of a box               -> its consumer may read
 //            box_empty[consumer][stage]  each of the consumer's warps -> its feeder may fill again
 //            full[stage]                 bytes of weights             -> consumers may read
@@ -41,11 +42,11 @@ template <typename Way>
 __device__ __forceinline__ void feed_boxes(const PatchParams& p, const Shared& shared, int c,
                                            const CUtensorMap& whole, const CUtensorMap& rest) {
   const Way way{p};
-  const int groups = column_groups(p), units = unit_count(p), last = block_count(p) - 1;
+  const int groups = column_groups(p), units = unit_count<Way>(p), last = Way::block_count(p) - 1;
   const int depth = Way::depth(p);
   Slot slot;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const Block block(p, min(unit / groups * kConsumers + c, last));
+    const auto block = way.block(min(unit / groups * kConsumers + c, last));
     for (int k = 0; k < depth; ++k) {
       const uint32_t full = shared.box_full_at(c, slot.index);
       const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * kBoxBytes;
@@ -62,7 +63,7 @@ __device__ __forceinline__ void feed_boxes(const PatchParams& p, const Shared& s
 
 template <typename Way>
 __device__ __forceinline__ void feed_weights(const PatchParams& p, const Shared& shared) {
-  const int groups = column_groups(p), units = unit_count(p), bytes = weight_bytes(p);
+  const int groups = column_groups(p), units = unit_count<Way>(p), bytes = weight_bytes(p);
   const int depth = Way::depth(p);
   Slot slot;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
@@ -90,7 +91,7 @@ struct Consumer {
   const int c, warp, lane;
   Slot box, weights;
   int box_before, weights_before;  // the stage before; negative for none
-  uint32_t even, odd;              // the thread's places in a box
+  typename Way::Places places;
   float d[N / 2];
   uint32_t a[2][kSteps][4];
 
@@ -113,7 +114,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply() {
     const uint32_t from = shared.boxes + (c * p.box_stages + box.index) * kBoxBytes;
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
-    Way::load(a[kSet], from + even, from + odd);
+    way.load(a[kSet], from, places);
     ptx::barrier_wait(shared.full + 8 * weights.index, weights.parity);
     // 8 columns are 128 bytes, the other 16 bytes of their K come after all columns.
     const uint64_t high = static_cast<uint64_t>(128 >> 4) << 32;
@@ -134,13 +135,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int groups = column_groups(p), units = unit_count(p), blocks = block_count(p);
-    const int depth = Way::depth(p);
+    const int groups = column_groups(p), units = unit_count<Way>(p);
+    const int blocks = Way::block_count(p), depth = Way::depth(p);
     const uint32_t table = shared.tables + c * kTableBytes;
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const int number = unit / groups * kConsumers + c, group = unit % groups;
-      const Block block(p, min(number, blocks - 1));
-      way.find_places(warp, lane, way.swizzled(block), &even, &odd);
+      const auto block = way.block(min(number, blocks - 1));
+      places = way.places(block, warp, lane);
       ptx::warpgroup_sync(1 + c);
       way.begin_group(table, group);
       ptx::warpgroup_sync(1 + c);

@@ -30,36 +30,60 @@ struct Backward {
     return (p.out_channels + kChannels - 1) / kChannels * rows(p);
   }
 
-  __device__ __forceinline__ bool swizzled(const Block&) const { return true; }
+  // A part of a block is of one row of an image, and of any image. What is beyond the row, or the
+  // last image, TMA makes zero.
+  struct Block {
+    int first;  // of all parts
+  };
+  struct Part {
+    int image, z, y, x;
+  };
+  __host__ __device__ static int row_parts(const PatchParams& p) {
+    return (p.in_w + kPart - 1) / kPart;
+  }
+  __host__ __device__ static int block_count(const PatchParams& p) {
+    return (p.batch * p.in_d * p.in_h * row_parts(p) + kParts - 1) / kParts;
+  }
+  __device__ __forceinline__ Block block(int number) const { return {number * kParts}; }
+  __device__ __forceinline__ Part part(const Block& block, int number) const {
+    const int at = block.first + number, row = at / row_parts(p), slice = row / p.in_h;
+    const int image = slice / p.in_d;
+    return {image, slice - image * p.in_d, row - slice * p.in_h, (at - row * row_parts(p)) * kPart};
+  }
 
-  // Pixels of a part are of one row of the image. What is beyond the image is zero.
-  __device__ __forceinline__ void fetch(const Block& block, int stage, int part, uint32_t to,
+  __device__ __forceinline__ void fetch(const Block& block, int stage, int number, uint32_t to,
                                         const CUtensorMap& whole, const CUtensorMap&,
                                         uint32_t barrier) const {
-    const Place place(p, block.pixel + part * kPart);
+    const Part from = part(block, number);
     const int channels = stage / rows(p), row = stage - channels * rows(p);
     const int z = row / p.step_y, y = row - z * p.step_y;
-    ptx::box_copy(to, whole, place.x * kTaps, place.y * p.step_y + y, place.z * p.step_z + z,
-                  channels * kChannels, block.image, barrier);
+    ptx::box_copy(to, whole, from.x * kTaps, from.y * p.step_y + y, from.z * p.step_z + z,
+                  channels * kChannels, from.image, barrier);
   }
 
   // --- Operands ---
 
   // The places in a box of two pixels' taps: channel 2 t of every 8, and 2 t + 1.
-  __device__ __forceinline__ void find_places(int warp, int lane, bool, uint32_t* even,
-                                              uint32_t* odd) const {
-    const int pixel = 16 * warp + 2 * (lane / 4), channel = 2 * (lane % 4);
-    const int along = pixel % kPart * kTaps * static_cast<int>(sizeof(Element));
-    const int at = pixel / kPart * (kBoxBytes / kParts) + channel * kRowBytes + along % 16;
-    *even = at + ((along / 16 ^ channel) << 4);
-    *odd = at + kRowBytes + ((along / 16 ^ (channel + 1)) << 4);
+  struct Places {
+    uint32_t even, odd;
+  };
+  __device__ __forceinline__ Places places(const Block&, int warp, int lane) const {
+    const int pixel = own_pixel(warp, lane), channel = 2 * (lane % 4);
+    const int along = pixel % kPart * kTaps * static_cast<int>(sizeof(Element)), piece = along / 16;
+    const uint32_t at = pixel / kPart * (kBoxBytes / kParts) + channel * kRowBytes + along % 16;
+    return {at + ((piece ^ channel) << 4), at + kRowBytes + ((piece ^ (channel + 1)) << 4)};
+  }
+  // Of a thread's two neighbouring pixels, the first.
+  __device__ static __forceinline__ int own_pixel(int warp, int lane) {
+    return 16 * warp + 2 * (lane / 4);
   }
 
   // TF32: a step has four channels, every second one of 8; their first taps are numbers 0 to 3 of
   // K, the second ones 4 to 7. 16 bits: 8 channels, first those with even numbers; taps side by
   // side.
-  __device__ static __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t even,
-                                              uint32_t odd) {
+  __device__ __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t box,
+                                       const Places& at) const {
+    const uint32_t even = box + at.even, odd = box + at.odd;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (kWide) {
@@ -80,8 +104,8 @@ struct Backward {
   __device__ static __forceinline__ int64_t weight_at(const PatchParams& p, int stage, int step,
                                                       int half, int column, int i) {
     const int row = stage % rows(p), first = stage / rows(p) * kChannels;
-    const int channel = first + (kWide ? step / 2 * 8 + 2 * i + step % 2
-                                       : step * 8 + i / 2 * 2 + half);
+    const int channel =
+        first + (kWide ? step / 2 * 8 + 2 * i + step % 2 : step * 8 + i / 2 * 2 + half);
     const int tap = kWide ? half : i % 2;
     if (channel >= p.out_channels || column >= p.in_channels) return -1;
     return (static_cast<int64_t>(column) * p.out_channels + channel) * taps_of(p) + row * kTaps +
@@ -95,12 +119,13 @@ struct Backward {
   // The accumulators of a thread: two neighbouring pixels, in all columns.
   __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
                                         int warp, int lane, uint32_t) const {
-    const int pixel = block.pixel + 16 * warp + 2 * (lane / 4);
-    if (pixel >= pixels_of(p)) return;
-    const int first = group * N + lane % 4 * 2;
-    const int64_t area = pixels_of(p);
-    Element* to = static_cast<Element*>(p.result) +
-                  (static_cast<int64_t>(block.image) * p.in_channels + first) * area + pixel;
+    const int own = own_pixel(warp, lane), first = group * N + lane % 4 * 2;
+    const Part at = part(block, own / kPart);
+    const int x = at.x + own % kPart;
+    if (x >= p.in_w || at.image >= p.batch) return;
+    const int64_t area = pixels_of(p), channel = static_cast<int64_t>(at.image) * p.in_channels;
+    Element* to = static_cast<Element*>(p.result) + (channel + first) * area +
+                  (at.z * p.in_h + at.y) * p.in_w + x;
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       if (first + 8 * j < p.in_channels) put(to, d[4 * j], d[4 * j + 2]);

@@ -22,13 +22,27 @@ struct Forward {
 
   // --- Boxes ---
 
-  __host__ __device__ static int depth(const PatchParams& p) {
-    return (p.in_channels + kChannels - 1) / kChannels;
+  // A block of pixels: of one image, or what is left over of several.
+  struct Block {
+    int image, pixel;
+    bool whole;
+  };
+  __host__ __device__ static int whole_blocks(const PatchParams& p) {
+    return p.batch * (pixels_of(p) / kBlock);
+  }
+  __host__ __device__ static int block_count(const PatchParams& p) {
+    const int together = kBlock / p.rest_pixels;  // images
+    const int rest = pixels_of(p) % kBlock ? (p.batch + together - 1) / together : 0;
+    return whole_blocks(p) + rest;
+  }
+  __device__ __forceinline__ Block block(int number) const {
+    const int each = pixels_of(p) / kBlock, rest = number - whole_blocks(p);
+    if (rest < 0) return {number / each, number % each * kBlock, true};
+    return {rest * (kBlock / p.rest_pixels), each * kBlock, false};
   }
 
-  // Are 16 bytes of a box where TMA's swizzle has put them?
-  __device__ __forceinline__ bool swizzled(const Block& block) const {
-    return block.whole || p.rest_pixels >= kPart;
+  __host__ __device__ static int depth(const PatchParams& p) {
+    return (p.in_channels + kChannels - 1) / kChannels;
   }
 
   __device__ __forceinline__ void fetch(const Block& block, int stage, int part, uint32_t to,
@@ -46,20 +60,49 @@ struct Forward {
 
   // --- Operands ---
 
-  // The places in a box of a thread's two pixels: channel 2 t of every 8, and 2 t + 1. Lanes of
-  // four channels then read from different banks.
-  __device__ __forceinline__ void find_places(int warp, int lane, bool swizzled, uint32_t* even,
-                                              uint32_t* odd) const {
-    const int pixel = 16 * warp + 2 * (lane / 4), channel = 2 * (lane % 4);
+  // Rows r and r + 8 of a product are neighbouring pixels: one load brings both, and a thread has
+  // two times two outputs side by side. Where it has 4 of each pixel and these are 16 bytes, they
+  // are pixels r and r + 8, so that 8 lanes write 128 bytes in a row.
+  __device__ __forceinline__ bool side_by_side() const { return !kWide || p.span == 2; }
+  // Of a thread, which of the block's pixels; the other one is so many further on.
+  __device__ __forceinline__ int own_pixel(int warp, int lane) const {
+    return 16 * warp + (lane / 4 << (side_by_side() ? 1 : 0));
+  }
+  __device__ __forceinline__ int other_pixel() const { return side_by_side() ? 1 : 8; }
+
+  // The places in a box of a thread's pixel: channel 2 t of every 8, and 2 t + 1. Lanes of four
+  // channels then read from different banks.
+  struct Places {
+    uint32_t even, odd, far_even, far_odd;  // far: of the other pixel, if that is not beside it
+  };
+  __device__ __forceinline__ uint32_t place(int pixel, int channel, bool swizzled) const {
     const int along = pixel % kPart * static_cast<int>(sizeof(Element)), piece = along / 16;
-    const int at = pixel / kPart * (kBoxBytes / kParts) + channel * kRowBytes + along % 16;
-    *even = at + ((piece ^ (swizzled ? channel : 0)) << 4);
-    *odd = at + kRowBytes + ((piece ^ (swizzled ? channel + 1 : 0)) << 4);
+    return pixel / kPart * (kBoxBytes / kParts) + channel * kRowBytes + along % 16 +
+           ((piece ^ (swizzled ? channel : 0)) << 4);
+  }
+  __device__ __forceinline__ Places places(const Block& block, int warp, int lane) const {
+    // What is left over of several images TMA does not swizzle.
+    const bool swizzled = block.whole || p.rest_pixels >= kPart;
+    const int own = own_pixel(warp, lane), far = own + 8, channel = 2 * (lane % 4);
+    return {place(own, channel, swizzled), place(own, channel + 1, swizzled),
+            place(far, channel, swizzled), place(far, channel + 1, swizzled)};
   }
 
   // Channels 2 t and 2 t + 1 are numbers t and t + 4 of K in TF32, 2 t and 2 t + 1 in 16 bits.
-  __device__ static __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t even,
-                                              uint32_t odd) {
+  __device__ __forceinline__ void load(uint32_t (&to)[kSteps][4], uint32_t box,
+                                       const Places& at) const {
+    const uint32_t even = box + at.even, odd = box + at.odd;
+    if (kWide && !side_by_side()) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        const uint32_t from = box + step * 8 * kRowBytes;
+        ptx::load_shared(to[step][0], from + at.even);
+        ptx::load_shared(to[step][1], from + at.far_even);
+        ptx::load_shared(to[step][2], from + at.odd);
+        ptx::load_shared(to[step][3], from + at.far_odd);
+      }
+      return;
+    }
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if constexpr (kWide) {
@@ -119,39 +162,41 @@ struct Forward {
     const bool there = channel < p.out_channels, biased = there && p.bias;
     const float bias =
         biased ? Operand::to_float(static_cast<const Element*>(p.bias)[channel]) : 0.f;
-    ptx::store_shared(
-        table + i * 8,
-        uint2{there ? static_cast<uint32_t>(place / p.span) : kNone, __float_as_uint(bias)});
+    ptx::store_shared(table + i * 8, uint2{there ? static_cast<uint32_t>(place / p.span) : kNone,
+                                           __float_as_uint(bias)});
   }
 
-  // The accumulators of a thread: two neighbouring pixels, in all columns.
-  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
-                                        int warp, int lane, uint32_t table) const {
-    const int row = 16 * warp + 2 * (lane / 4);
-    const int image = block.whole ? block.image : block.image + row / p.rest_pixels;
-    const int pixel = block.pixel + (block.whole ? row : row % p.rest_pixels);
-    const bool there = image < p.batch && pixel < pixels_of(p);
-    const Place place(p, pixel);
+  // The first output of one of the block's pixels, in the first channel of a group; null for none.
+  __device__ __forceinline__ Element* output(const Block& block, int group, int number) const {
+    const int image = block.whole ? block.image : block.image + number / p.rest_pixels;
+    const int pixel = block.pixel + (block.whole ? number : number % p.rest_pixels);
+    if (image >= p.batch || pixel >= pixels_of(p)) return nullptr;
+    const int row = pixel / p.in_w, z = row / p.in_h, y = row - z * p.in_h,
+              x = pixel - row * p.in_w;
     const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
     const int64_t channel = static_cast<int64_t>(image) * p.out_channels + first_channel(group);
-    const int64_t at = channel * out_area(p) +
-                       (place.z * p.step_z * out_h + place.y * p.step_y) * out_w +
-                       place.x * p.step_x;
+    return static_cast<Element*>(p.result) + channel * out_area(p) +
+           (z * p.step_z * out_h + y * p.step_y) * out_w + x * p.step_x;
+  }
+
+  // The accumulators of a thread: two pixels, in all columns.
+  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
+                                        int warp, int lane, uint32_t table) const {
+    const int own = own_pixel(warp, lane);
+    Element* const first = output(block, group, own);
     if (p.span == 2) {
-      store_runs<2>(d, at, there, lane, table + lane % 4 * 8);
+      store_runs<2>(d, first, nullptr, table + lane % 4 * 8);
     } else {
-      store_runs<4>(d, at, there, lane, table + lane % 4 * 8);
+      store_runs<4>(d, first, output(block, group, own + other_pixel()), table + lane % 4 * 8);
     }
   }
 
   // Where some runs go is read before any is written, lest each read wait for the write before it.
   template <int kSpan>
-  __device__ __forceinline__ void store_runs(const float (&d)[N / 2], int64_t first, bool there,
-                                             int lane, uint32_t table) const {
+  __device__ __forceinline__ void store_runs(const float (&d)[N / 2], Element* first,
+                                             Element* second, uint32_t table) const {
     constexpr int kSums = 2 * kSpan;  // of two pixels
     constexpr int kRuns = N / 2 / kSums, kBatch = kRuns < 8 ? kRuns : 8;
-    Element* const y = static_cast<Element*>(p.result);
-    Element *const own = y + first, *const other = y + ptx::traded(first);
 #pragma unroll
     for (int batch = 0; batch < kRuns; batch += kBatch) {
       uint2 run[kBatch];
@@ -159,41 +204,19 @@ struct Forward {
       for (int i = 0; i < kBatch; ++i) ptx::load_shared(run[i], table + (batch + i) * 32);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const bool on = there && run[i].x != kNone;
+        if (run[i].x == kNone) continue;
         const float bias = __uint_as_float(run[i].y);
         const int64_t at = static_cast<int64_t>(run[i].x) * kSpan;
         float v[kSums];
 #pragma unroll
         for (int k = 0; k < kSums; ++k) v[k] = d[(batch + i) * kSums + k] + bias;
         if constexpr (kSpan == 2) {
-          if (on) put(own + at, v[0], v[1], v[2], v[3]);
-        } else if (kWide && p.step_x == kSpan) {
-          store_traded(own + at, other + at, v, lane & 4, on);
-        } else if (on) {
-          put(own + at, v[0], v[1], v[4], v[5]);
-          put(own + at + p.step_x, v[2], v[3], v[6], v[7]);
+          if (first) put(first + at, v[0], v[1], v[2], v[3]);
+        } else {
+          if (first) put(first + at, v[0], v[1], v[4], v[5]);
+          if (second) put(second + at, v[2], v[3], v[6], v[7]);
         }
       }
-    }
-  }
-
-  // Two pixels of 16 bytes each are a sector of memory. The lanes of four neighbouring pixels trade
-  // one each, so that they write one sector and then the other, and not half of both, twice.
-  __device__ static __forceinline__ void store_traded(Element* own, Element* other,
-                                                      const float (&v)[8], bool second, bool on) {
-    float got[4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int from = k / 2 * 4 + k % 2;
-      got[k] = ptx::traded(second ? v[from] : v[from + 2]);
-    }
-    if (!on) return;
-    if (second) {
-      put(other + 4, got[0], got[1], got[2], got[3]);
-      put(own + 4, v[2], v[3], v[6], v[7]);
-    } else {
-      put(own, v[0], v[1], v[4], v[5]);
-      put(other, got[0], got[1], got[2], got[3]);
     }
   }
 

@@ -16,9 +16,9 @@ constexpr int kThreads = 128 * kConsumers + 128;
 constexpr int kSteps = 4;       // products of one stage, 32 bytes of K each
 constexpr int kRowBytes = 128;  // of one channel in a box; 16 of them change places with others
 constexpr int kBoxBytes = kBlock * kSteps * 32;
-constexpr int kMaxStages = 16;           // of one ring
-constexpr int kTablesAt = 1024;          // the header: barriers, and where runs of outputs go
-constexpr int kTableBytes = 128 * 8;     // of a run: its place from a pixel's first output, and bias
+constexpr int kMaxStages = 16;        // of one ring
+constexpr int kTablesAt = 1024;       // the header: barriers, and where runs of outputs go
+constexpr int kTableBytes = 128 * 8;  // of a run: its place from a pixel's first output, and bias
 constexpr uint32_t kNone = 0xffffffffu;  // no such channel
 constexpr int kHeaderBytes = kTablesAt + kConsumers * kTableBytes;
 
@@ -36,49 +36,17 @@ __host__ __device__ inline int taps_of(const PatchParams& p) {
 __host__ __device__ inline int64_t out_area(const PatchParams& p) {
   return static_cast<int64_t>(pixels_of(p)) * taps_of(p);
 }
-__host__ __device__ inline int whole_blocks(const PatchParams& p) {
-  return p.batch * (pixels_of(p) / kBlock);
-}
-__host__ __device__ inline int block_count(const PatchParams& p) {
-  const int together = kBlock / p.rest_pixels;  // images
-  const int rest = pixels_of(p) % kBlock ? (p.batch + together - 1) / together : 0;
-  return whole_blocks(p) + rest;
-}
 __host__ __device__ inline int columns_of(const PatchParams& p) {
   return p.backward ? p.in_channels : p.out_channels * taps_of(p);
 }
 __host__ __device__ inline int column_groups(const PatchParams& p) {
   return (columns_of(p) + p.tile_n - 1) / p.tile_n;
 }
-// A unit of work is a group of columns of `kConsumers` blocks.
-__host__ __device__ inline int unit_count(const PatchParams& p) {
-  return (block_count(p) + kConsumers - 1) / kConsumers * column_groups(p);
+// A unit of work is a group of columns of `kConsumers` blocks of pixels.
+template <typename Way>
+__host__ __device__ int unit_count(const PatchParams& p) {
+  return (Way::block_count(p) + kConsumers - 1) / kConsumers * column_groups(p);
 }
-
-// A block of pixels: of one image, or what is left over of several.
-struct Block {
-  int image, pixel;
-  bool whole;
-
-  __device__ __forceinline__ Block(const PatchParams& p, int number) {
-    const int each = pixels_of(p) / kBlock;
-    whole = number < whole_blocks(p);
-    image = whole ? number / each : (number - whole_blocks(p)) * (kBlock / p.rest_pixels);
-    pixel = whole ? number % each * kBlock : each * kBlock;
-  }
-};
-
-// Where a pixel lies.
-struct Place {
-  int z, y, x;
-
-  __device__ __forceinline__ Place(const PatchParams& p, int pixel) {
-    const int row = pixel / p.in_w;
-    z = row / p.in_h;
-    y = row - z * p.in_h;
-    x = pixel - row * p.in_w;
-  }
-};
 
 // A place in a ring.
 struct Slot {

@@ -6,23 +6,23 @@
 
 namespace upconv {
 
-#define UPCONV_PATCH_FIELDS(X)                                                                 \
-  X(operand)  /* 0 TF32, 1 BF16, 2 FP16 */                                                     \
-  X(backward) /* the input's gradient: y becomes x */                                          \
-  X(tile_n)   /* columns of a tile: channels x taps, or channels of the gradient */            \
-  X(resident) /* all weights of a thread block's columns stay in shared memory */              \
-  X(weight_stages)                                                                             \
-  X(box_stages)                                                                                \
-  X(span)        /* outputs side by side that one thread has of a pixel: 2 or 4 */             \
-  X(rest_pixels) /* of an image in a block of what is left over of several; a power of two */  \
-  X(batch)                                                                                     \
-  X(in_channels) /* of the layer, in either direction */                                       \
-  X(in_d)                                                                                      \
-  X(in_h)                                                                                      \
-  X(in_w)                                                                                      \
-  X(out_channels)                                                                              \
-  X(step_z) /* the patch: kernel and stride */                                                 \
-  X(step_y)                                                                                    \
+#define UPCONV_PATCH_FIELDS(X)                                                                \
+  X(operand)  /* 0 TF32, 1 BF16, 2 FP16 */                                                    \
+  X(backward) /* the input's gradient: y becomes x */                                         \
+  X(tile_n)   /* columns of a tile: channels x taps, or channels of the gradient */           \
+  X(resident) /* all weights of a thread block's columns stay in shared memory */             \
+  X(weight_stages)                                                                            \
+  X(box_stages)                                                                               \
+  X(span)        /* outputs side by side that one thread has of a pixel: 2 or 4 */            \
+  X(rest_pixels) /* of an image in a block of what is left over of several; a power of two */ \
+  X(batch)                                                                                    \
+  X(in_channels) /* of the layer, in either direction */                                      \
+  X(in_d)                                                                                     \
+  X(in_h)                                                                                     \
+  X(in_w)                                                                                     \
+  X(out_channels)                                                                             \
+  X(step_z) /* the patch: kernel and stride */                                                \
+  X(step_y)                                                                                   \
   X(step_x)
 
 struct PatchParams {

@@ -169,7 +169,7 @@ __device__ __forceinline__ void add_bias(const WgradParams& p, double* shared, i
     __syncthreads();
   }
   if (threadIdx.x == 0)
-    static_cast<typename Operand::Element*>(p.gb)[out] = 
+    static_cast<typename Operand::Element*>(p.gb)[out] =
         Operand::from_float(static_cast<float>(shared[0]));
 }
 
