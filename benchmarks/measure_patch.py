@@ -3,7 +3,7 @@
     python benchmarks/measure_patch.py measure OUT.jsonl
     python benchmarks/measure_patch.py fit RESULTS.jsonl ...
 
-`measure`: every tiling of layers whose kernel is their stride, in both directions, TF32 and BF16,
+`measure`: every tiling of layers whose kernel is their stride, in all directions, TF32 and BF16,
 with what the other Hopper kernel and PyTorch take; every result is compared with PyTorch's. A
 minute. `fit` needs no GPU; what it prints belongs into upconv/planner/sm90_patch.py.
 """
@@ -18,13 +18,14 @@ from dataclasses import replace
 from math import prod
 from pathlib import Path
 from statistics import fmean, median
+from types import ModuleType
 from typing import Any
 
 import torch
 from measure_sm90 import LIMIT, calls
 
-from upconv import ops, plans
-from upconv.planner import H200, Problem, sm90, sm90_patch
+from upconv import autograd, ops, plans
+from upconv.planner import H200, Problem, sm90, sm90_patch, sm90_patch_wgrad, sm90_wgrad
 from upconv.planner.sm90_wgrad import flat
 from upconv.stopwatch import GpuClock
 
@@ -57,17 +58,40 @@ LAYERS: list[tuple[Any, ...]] = [
     (32, 100, 50, (20, 32), 2),  # sizes that divide by nothing
     (3, 72, 40, (10, 12), 2),
 ]
-CONSTANTS = ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES")
+PLANNERS = {
+    "forward": (sm90_patch, sm90),
+    "grad_input": (sm90_patch, sm90),
+    "grad_weight": (sm90_patch_wgrad, sm90_wgrad),
+}
+"""The kernel for patches, and the one for all layers."""
+CONSTANTS = {
+    sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
+    sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+}
 
 
 def problems() -> Iterator[Problem]:
     for batch, cin, cout, size, kernel in LAYERS:
         for dtype in ("float32", "bfloat16"):
-            for direction in ("forward", "grad_input"):
+            for direction, (planner, _) in PLANNERS.items():
                 problem = Problem.of(batch, cin, cout, size, kernel, kernel, tf32=True, dtype=dtype)
-                problem = replace(problem, direction=direction)
-                if sm90_patch.refusal(problem, H200) is None:
+                problem = replace(problem, direction=direction, bias=direction == "forward")
+                if planner.refusal(problem, H200) is None:
                     yield problem
+
+
+def both_calls(problem: Problem) -> tuple[Any, Any]:
+    """Ours and PyTorch's, on drawn tensors."""
+    if problem.direction != "grad_weight":
+        return calls(problem)
+    number, ndim = getattr(torch, problem.dtype), problem.ndim
+    x = torch.randn(problem.batch, problem.in_channels, *problem.in_size, device="cuda").to(number)
+    outputs = (problem.batch, problem.out_channels, *problem.out_size)
+    gy = torch.randn(outputs, device="cuda").to(number)
+    size = (problem.in_channels, problem.out_channels, *problem.kernel)
+    rest = (size, problem.stride, [0] * ndim, [0] * ndim, 1, [1] * ndim)
+    ours = ops.GRADIENTS["grad_weight"]
+    return lambda: ours(gy, x, *rest), lambda: autograd.aten_weight_gradient(gy, x, *rest)
 
 
 def measure(path: str) -> None:
@@ -76,39 +100,50 @@ def measure(path: str) -> None:
     asked = plans.record
     with open(path, "w") as file, torch.no_grad():
         for problem in problems():
-            ours, theirs = calls(problem)
+            planner, other = PLANNERS[problem.direction]
+            ours, theirs = both_calls(problem)
             expected = theirs().float()
             line: dict[str, Any] = {"problem": vars(problem), "times": []}
 
             def timed(call: Any = ours) -> float:
                 return median(clock.milliseconds(lambda: (call(),)) for _ in range(6))
 
-            for tiling in sm90_patch.tilings(flat(problem), hardware):
-                record = [plans.KERNEL_IDS[sm90_patch.KERNEL], *sm90_patch.record(tiling)]
+            for tiling in planner.tilings(flat(problem), hardware):
+                record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]
                 plans.record = lambda key, record=record: record  # type: ignore[misc]
                 plans.clear()
                 error = float((ours().float() - expected).norm() / expected.norm())
                 assert error <= LIMIT[problem.dtype], (tiling, error)
-                line["times"].append([tiling.n, tiling.resident, timed()])
+                line["times"].append([list(planner.fields(tiling).values()), timed()])
             plans.record = asked  # type: ignore[misc]
-            with ops.forced(sm90.KERNEL):
-                line[sm90.KERNEL] = timed()
+            with ops.forced(other.KERNEL):
+                line["other"] = timed()
             line["pytorch"] = timed(theirs)
             print(json.dumps(line), file=file, flush=True)
 
 
-def fit(paths: list[str]) -> None:
-    lines = [json.loads(line) for path in paths for line in Path(path).read_text().splitlines()]
-    found = []
-    for line in lines:
-        lists = {k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()}
-        tilings = sm90_patch.tilings(flat(Problem(**lists)), H200)
-        found.append([(t, ms) for t, (*_, ms) in zip(tilings, line["times"], strict=True)])
-    start = [getattr(sm90_patch, name) for name in CONSTANTS]
+def tilings_of(line: dict[str, Any]) -> list[tuple[Any, float]]:
+    """The tilings of a line, as the planner has them now, and their times."""
+    problem = Problem(
+        **{k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()}
+    )
+    planner, _ = PLANNERS[problem.direction]
+    times = {tuple(fields): ms for fields, ms in line["times"]}
+    return [
+        (tiling, times[planner.record(tiling)])
+        for tiling in planner.tilings(flat(problem), H200)
+        if planner.record(tiling) in times
+    ]
 
-    def errors(values: Any, best_only: bool = False) -> Iterator[float]:
-        for name, value, first in zip(CONSTANTS, values, start, strict=True):
-            setattr(sm90_patch, name, float(value) * first)
+
+def fit(planner: ModuleType, lines: list[dict[str, Any]]) -> None:
+    found = [tilings_of(line) for line in lines]
+    names = CONSTANTS[planner]
+    start = [getattr(planner, name) for name in names]
+
+    def errors(values: list[float], best_only: bool = False) -> Iterator[float]:
+        for name, value, first in zip(names, values, start, strict=True):
+            setattr(planner, name, value * first)
         for choices in found:
             expected = [tiling.microseconds(H200) for tiling, _ in choices]
             least = min(ms for _, ms in choices)
@@ -119,7 +154,7 @@ def fit(paths: list[str]) -> None:
                 # What is far from the fastest need not be known well.
                 yield (us / (ms * 1e3) - 1) ** 2 / (ms / least) ** 2
 
-    draw, values = random.Random(0), [1.0] * len(CONSTANTS)
+    draw, values = random.Random(0), [1.0] * len(names)
     least = fmean(errors(values))
     for step in range(4000):  # a random walk downhill, of ever smaller steps
         width = 0.3 * 0.999**step
@@ -127,31 +162,40 @@ def fit(paths: list[str]) -> None:
         if (now := fmean(errors(tried))) < least:
             least, values = now, tried
     lost = list(errors(values, best_only=True))
-    for name, value, first in zip(CONSTANTS, values, start, strict=True):
+    print(planner.KERNEL)
+    for name, value, first in zip(names, values, start, strict=True):
         print(f"{name} = {value * first:.4g}")
     print(f"standard deviation {least**0.5:.1%}; picked {fmean(lost):.1%} above the fastest")
     for line, choices in zip(lines, found, strict=True):
         print(described(line, choices))
 
 
-def described(line: dict[str, Any], choices: list[tuple[sm90_patch.Tiling, float]]) -> str:
+def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
     """A layer, what the rule picks for it, and what others take."""
     problem = choices[0][0].problem
     tiling, ms = min(choices, key=lambda choice: choice[0].microseconds(H200))
     size = "x".join(map(str, problem.in_size))
     channels = f"{problem.batch} x {problem.in_channels} -> {problem.out_channels}"
     return (
-        f"{problem.direction:10} {problem.dtype:8} {channels}, {size}, {prod(problem.kernel)} taps:"
-        f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n},"
-        f" {'stay' if tiling.resident else 'ring'}), best {min(m for _, m in choices):.4f};"
-        f" other kernel {line[sm90.KERNEL]:.4f}, PyTorch {line['pytorch']:.4f}"
+        f"{problem.direction:11} {problem.dtype:8} {channels}, {size}, {prod(problem.kernel)} taps:"
+        f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n}),"
+        f" best {min(m for _, m in choices):.4f};"
+        f" the other kernel {line['other']:.4f}, PyTorch {line['pytorch']:.4f}"
     )
 
 
-if __name__ == "__main__":
+def main() -> None:
     if sys.argv[1:2] == ["measure"] and len(sys.argv) == 3:
         measure(sys.argv[2])
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
-        fit(sys.argv[2:])
+        texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]
+        lines = [json.loads(line) for text in texts for line in text]
+        for planner in CONSTANTS:
+            its = [each for each in lines if PLANNERS[each["problem"]["direction"]][0] is planner]
+            fit(planner, its)
     else:
         sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The Hopper kernel for patches on a GPU: layers whose kernel is their stride, both directions."""
+"""The Hopper kernels for patches on a GPU: layers whose kernel is their stride, all directions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 import upconv
 from upconv import ops
-from upconv.planner import sm90_patch
+from upconv.planner import H200, Problem, make_plan, sm90_patch, sm90_patch_wgrad
 
 pytestmark = pytest.mark.gpu
 
 LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
 """Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
 what rounding both operands to TF32 leaves."""
+DIRECTIONS = ("forward", "grad_input", "grad_weight")
+KERNELS = (sm90_patch.KERNEL, sm90_patch.KERNEL, sm90_patch_wgrad.KERNEL)
 OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
 PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
@@ -91,6 +93,72 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
     assert result.is_contiguous()
 
 
+@st.composite
+def weight_calls(draw: st.DrawFn) -> dict[str, Any]:
+    ndim, dtype = draw(st.sampled_from([1, 2, 2, 2, 3])), draw(st.sampled_from(list(LIMIT)))
+    rows = draw(st.lists(st.integers(1, 40 if ndim == 2 else 9), min_size=2, max_size=2))
+    steps = draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
+    width = 16 // dtype.itemsize * draw(st.integers(1, 200 if ndim == 1 else 20))
+    return {
+        "dtype": dtype,
+        "batch": draw(st.integers(1, 20)),
+        "cin": draw(st.integers(8, 300)),
+        "cout": draw(st.integers(8, 200)),
+        "size": (*rows[: ndim - 1], width),
+        "kernel": (*steps[: ndim - 1], 2),
+        "seed": draw(st.integers(0, 2**31)),
+    }
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(weight_calls())
+def test_the_gradients_of_weight_and_bias_equal_float64(c: dict[str, Any]) -> None:
+    torch.manual_seed(c["seed"])
+    ndim, kernel, dtype = len(c["size"]), c["kernel"], c["dtype"]
+    x = between_nans((c["batch"], c["cin"], *c["size"]), dtype)
+    out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
+    gy = between_nans(out, dtype)
+    shape = torch.Size((c["cin"], c["cout"], *kernel))
+    rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
+    problem = Problem.of(
+        *(c["batch"], c["cin"], c["cout"], c["size"], kernel, kernel),
+        dtype=str(dtype)[6:],
+        tf32=True,
+        direction="grad_weight",
+    )
+    plan = make_plan(problem, H200, sm90_patch_wgrad.KERNEL)
+    assert plan.kernel == sm90_patch_wgrad.KERNEL
+    with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):
+        torch.full((32 * 2**20,), float("nan"), device="cuda")  # the workspace's memory
+        poison(shape, dtype)
+        alone = ops.GRADIENTS["grad_weight"](gy, x, shape, *rest)
+        both, again = (
+            torch.ops.upconv._grad_weight_and_bias(gy, x, shape, *rest) for _ in range(2)
+        )
+    wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), shape, *rest)
+    sums = gy.double().sum([0, *range(2, ndim + 2)])
+    assert all(torch.equal(*each) for each in zip(both, again, strict=True)), "two runs differ"
+    assert distance(both[0], wanted) <= LIMIT[dtype]
+    assert distance(alone, wanted) <= LIMIT[dtype]
+    assert distance(both[1], sums) <= {torch.float32: 1e-6}.get(dtype, LIMIT[dtype])
+
+
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_errors_of_weight_and_bias_are_no_larger_than_pytorchs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 128, 96, 96, device="cuda").to(dtype)
+    gy = torch.randn(8, 64, 192, 192, device="cuda").to(dtype)
+    rest = ([2, 2], [0, 0], [0, 0], 1, [1, 1])
+    shape = (128, 64, 2, 2)
+    wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), shape, *rest)
+    sums = gy.double().sum([0, 2, 3])
+    theirs = ops._aten_gradient("grad_weight", gy, x, shape, *rest)
+    with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):
+        weight, bias = torch.ops.upconv._grad_weight_and_bias(gy, x, shape, *rest)
+    assert distance(weight, wanted) <= 1.1 * distance(theirs, wanted)
+    assert distance(bias, sums) <= 1.1 * distance(gy.sum([0, 2, 3]), sums)
+
+
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
 @pytest.mark.parametrize("size", [(4, 256, 32, 32), (40, 64, 14, 16)])
 def test_errors_are_no_larger_than_pytorchs(size: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -139,10 +207,12 @@ def test_a_training_step_of_a_unet_layer() -> None:
     fast = upconv.ConvTranspose2d(64, 32, 2, 2).cuda()
     fast.load_state_dict(plain.state_dict())
     gradients = []
+    for direction, kernel in zip(DIRECTIONS, KERNELS, strict=True):
+        problem = Problem.of(4, 64, 32, (32, 32), 2, 2, tf32=True, direction=direction)
+        assert make_plan(problem, H200).kernel == kernel
     for module in (plain.double(), fast):
         inputs = x.to(module.weight.dtype).requires_grad_()
-        with ops.forced(sm90_patch.KERNEL):
-            (module(inputs) ** 2).sum().backward()
+        (module(inputs) ** 2).sum().backward()
         gradients.append([inputs.grad, module.weight.grad, module.bias.grad])
     for expected, got in zip(*gradients, strict=True):
         assert distance(got, expected) <= 2 * LIMIT[torch.float32]

@@ -12,8 +12,8 @@ NAMES = ("tf32", "bf16", "fp16", "launch")
 SOURCES = (*(f"sm90_wgrad_{name}" for name in NAMES), "wgrad_driver")
 
 
-def compiled(folder: Path) -> ctypes.CDLL:
-    library = sm90_on_cpu.compiled(folder, SOURCES)
+def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
+    library = sm90_on_cpu.compiled(folder, sources)
     library.upconv_wgrad_run.restype = ctypes.c_char_p
     return library
 

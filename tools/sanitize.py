@@ -18,6 +18,7 @@ from upconv.planner import (
     gather_wgrad,
     sm90,
     sm90_patch,
+    sm90_patch_wgrad,
     sm90_wgrad,
 )
 
@@ -117,8 +118,11 @@ def patch_sweep() -> None:
         with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
             y = operator(x, w, None, kernel)
             gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
+        with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):
+            rest = (w.shape, step, none, none, 1, ones)
+            gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, *rest)
         torch.cuda.synchronize()
-        assert bool(torch.isfinite(y).all() and torch.isfinite(gx).all())
+        assert all(bool(torch.isfinite(each).all()) for each in (y, gx, gw, gb))
         print("clean, patches", batch, cin, cout, size, kernel, dtype)
 
 

@@ -33,6 +33,7 @@ KERNEL_IDS = {
     "gather_wgrad": 8,
     "gather_igrad": 9,
     "sm90_patch": 10,
+    "sm90_patch_wgrad": 11,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -44,6 +44,9 @@ inline void __syncthreads() { meet(0, static_cast<int>(blockDim.x)); }
 struct uint2 {
   uint32_t x, y;
 };
+struct float2 {
+  float x, y;
+};
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };

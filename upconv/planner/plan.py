@@ -18,6 +18,7 @@ from . import (
     mma,
     sm90,
     sm90_patch,
+    sm90_patch_wgrad,
     sm90_wgrad,
 )
 from .candidate import ATEN, Candidate, Refusal
@@ -31,6 +32,7 @@ KERNELS = {
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
+    sm90_patch_wgrad.KERNEL: sm90_patch_wgrad.consider,
     direct_wgrad.KERNEL: direct_wgrad.consider,
     direct_igrad.KERNEL: direct_igrad.consider,
     gather_wgrad.KERNEL: gather_wgrad.consider,
@@ -43,6 +45,7 @@ SERVED = {
     sm90_patch.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
+    sm90_patch_wgrad.KERNEL: ("grad_weight",),
     direct_wgrad.KERNEL: ("grad_weight",),
     direct_igrad.KERNEL: ("grad_input",),
     gather_wgrad.KERNEL: ("grad_weight",),
@@ -56,6 +59,7 @@ PROVEN = {
     (sm90_patch.KERNEL, "forward"): ((9, 0),),
     (sm90_patch.KERNEL, "grad_input"): ((9, 0),),
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (sm90_patch_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct.KERNEL, "forward"): ((9, 0),),
     (direct.KERNEL, "grad_input"): ((9, 0),),
     (direct_wgrad.KERNEL, "grad_weight"): ((9, 0),),

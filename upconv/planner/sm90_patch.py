@@ -150,9 +150,9 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if any(problem.padding) or any(problem.output_padding) or spread:
         return "takes no padding, output padding or dilation"
     width, element = problem.in_size[-1], problem.element_bytes
-    if problem.direction == "grad_input":
+    if problem.direction != "forward":
         if problem.kernel[-1] != 2:
-            return f"takes patches 2 wide, not {problem.kernel[-1]}, for the input's gradient"
+            return f"takes patches 2 wide, not {problem.kernel[-1]}, for gradients"
         if width * 2 * element % 16:
             return f"needs rows of a multiple of {8 // element} pixels, not {width}"
     else:

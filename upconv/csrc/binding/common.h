@@ -42,7 +42,8 @@ enum KernelId : int64_t {
   kDirectIgrad = 7,
   kGatherWgrad = 8,
   kGatherIgrad = 9,
-  kSm90Patch = 10
+  kSm90Patch = 10,
+  kSm90PatchWgrad = 11
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

@@ -21,6 +21,7 @@
 #include "cuda/sm90_launch.h"
 #include "cuda/sm90_patch_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
+#include "cuda/sm90_wgrad_patch_launch.h"
 #endif
 
 namespace upconv {
@@ -215,6 +216,50 @@ inline CudaKernel wgrad_kernel() {
   kernel.adds_bias = [](const void* plan) { return static_cast<const WgradParams*>(plan)->sums; };
   kernel.workspace_bytes = [](const void* plan) {
     return wgrad_workspace_bytes(*static_cast<const WgradParams*>(plan));
+  };
+  return kernel;
+}
+
+inline CudaKernel::Prepared read_patch_wgrad(const CallSizes& call,
+                                             const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<PatchWgradParams>();
+  if (!read_patch_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int64_t step[] = {plan->step_z, plan->step_y, 2};
+  bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
+              plan->in_channels == call.in_channels && plan->out_channels == call.out_channels;
+  for (int i = 0; i < 3; ++i) {
+    fits =
+        fits && in[i] == call.in[i] && step[i] == call.kernel[i] && in[i] * step[i] == call.out[i];
+  }
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel patch_wgrad_kernel() {
+  CudaKernel kernel{kSm90PatchWgrad,
+                    "the Hopper kernel for the weight's gradient of patches",
+                    16,
+                    read_patch_wgrad,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  kernel.launch = [](const void* plan, const Operands& operands, int multiprocessors,
+                     cudaStream_t stream) {
+    PatchWgradParams params = *static_cast<const PatchWgradParams*>(plan);
+    params.x = operands.input;
+    params.gy = operands.weight;
+    params.gw = operands.output;
+    params.gb = operands.bias_gradient;
+    params.workspace = static_cast<float*>(operands.workspace);
+    return patch_wgrad(params, multiprocessors, stream);
+  };
+  kernel.adds_bias = [](const void* plan) {
+    return static_cast<const PatchWgradParams*>(plan)->sums != 0;
+  };
+  kernel.workspace_bytes = [](const void* plan) {
+    return patch_wgrad_workspace_bytes(*static_cast<const PatchWgradParams*>(plan));
   };
   return kernel;
 }
@@ -421,6 +466,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #if UPCONV_WGRAD
 #ifdef UPCONV_SM90
       wgrad_kernel(),
+      patch_wgrad_kernel(),
 #endif
       direct_wgrad_kernel(),
       gather_wgrad_kernel(),

@@ -1,0 +1,190 @@
+"""The weight's gradient of patches on Hopper: its plans, and its own code on a CPU.
+
+The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of their
+output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import wgrad_on_cpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from params_header import CUDA, ParamsHeader
+from wgrad_references import expected
+
+from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch_wgrad
+from upconv.planner.sm90_wgrad import flat
+
+MULTIPROCESSORS = 3
+
+
+def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 2, **rest: object) -> Problem:
+    values = {"batch": 2, "in_channels": 40, "out_channels": 24, "tf32": True, **rest}
+    first = [values.pop(name) for name in ("batch", "in_channels", "out_channels")]
+    values.setdefault("direction", "grad_weight")
+    return Problem.of(*first, size, kernel, kernel, **values)  # type: ignore[arg-type]
+
+
+# --- Plans -------------------------------------------------------------------------------------
+
+
+def test_the_fields_are_those_of_the_header() -> None:
+    tiling = next(sm90_patch_wgrad.tilings(flat(layer((8, 8))), H200))
+    header = ParamsHeader("sm90_wgrad_patch_params.h")
+    assert list(sm90_patch_wgrad.fields(tiling)) == header.fields()
+
+
+def test_the_tiles_are_those_that_are_compiled() -> None:
+    source = (CUDA / "sm90_wgrad_patch.cu").read_text()
+    line = next(each for each in source.splitlines() if "define UPCONV_PATCH_WGRAD_TILES" in each)
+    assert re.findall(r"X\((\d+)\)", line) == [str(n) for n in sm90_patch_wgrad.TILES]
+
+
+REFUSED = {
+    "kernel": (Problem.of(2, 64, 64, (8, 32), 3, 2, tf32=True), "kernel is their stride"),
+    "rows": (layer((8, 14)), "a multiple of 4 pixels, not 14"),
+    "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 8 pixels, not 12"),
+    "patch": (layer((8, 32), 4), "2 wide, not 4"),
+    "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    problem, reason = REFUSED[name]
+    answer = sm90_patch_wgrad.consider(replace(problem, direction="grad_weight"), H200)
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("channels", "size"), [((1024, 512), (32, 32)), ((128, 64), (256, 256)), ((256, 128), (64, 64))]
+)
+def test_layers_of_a_unet_are_its_own(channels: tuple[int, int], size: tuple[int, int]) -> None:
+    problem = Problem.of(16, *channels, size, 2, 2, tf32=True, direction="grad_weight")
+    chosen = make_plan(problem, H200).chosen
+    assert chosen.kernel == sm90_patch_wgrad.KERNEL
+    assert chosen.with_bias
+    assert "workspace" in " ".join(chosen.notes)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_workspace_is_bounded(batch: int) -> None:
+    """Two thread blocks' sums for each multiprocessor, or those of every job once."""
+    for channels in (64, 1024):
+        problem = Problem.of(batch, channels, channels, (64, 64), 2, 2, tf32=True)
+        problem = replace(problem, direction="grad_weight")
+        answer = sm90_patch_wgrad.consider(problem, H200)
+        assert isinstance(answer, Candidate)
+        best = min(
+            sm90_patch_wgrad.tilings(flat(problem), H200),
+            key=lambda tiling: tiling.microseconds(H200),
+        )
+        assert best.units <= max(best.jobs, 2 * H200.multiprocessors)
+        assert best.workspace <= max(36 * 2**20, 2 * 4 * 4 * channels**2)
+
+
+# --- The kernel --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not on the PATH")
+    folder = tmp_path_factory.mktemp("patch_wgrad")
+    return wgrad_on_cpu.compiled(folder, ("sm90_wgrad_patch", "patch_wgrad_driver"))
+
+
+def check(library: ctypes.CDLL, tiling: sm90_patch_wgrad.Tiling, problem: Problem) -> None:
+    numbers = np.random.default_rng(1)
+    whole = lambda *shape: numbers.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
+    x = whole(problem.batch, problem.in_channels, *problem.in_size)
+    gy = whole(problem.batch, problem.out_channels, *problem.out_size)
+    wanted = expected(problem, x, gy)
+    record = sm90_patch_wgrad.record(tiling)
+    gw, gb = wgrad_on_cpu.run(library, record, x, gy, wanted.size)
+    limit = 0 if problem.dtype == "float32" else 2**-8
+    np.testing.assert_allclose(gw.reshape(wanted.shape), wanted, rtol=limit, atol=0)
+    if problem.bias:
+        sums = gy.sum(tuple(i for i in range(gy.ndim) if i != 1))
+        np.testing.assert_allclose(gb, sums, rtol=limit, atol=0)
+    else:
+        assert np.isnan(gb).all()
+
+
+def tilings(problem: Problem) -> list[sm90_patch_wgrad.Tiling]:
+    hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
+    assert sm90_patch_wgrad.refusal(problem, hardware) is None
+    return list(sm90_patch_wgrad.tilings(flat(problem), hardware))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    ndim, dtype = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from(["float32", "float16"]))
+    size = draw(st.lists(st.integers(1, 5), min_size=ndim - 1, max_size=ndim - 1))
+    size.append((4 if dtype == "float32" else 8) * draw(st.integers(1, 9)))
+    kernel = (*draw(st.lists(st.integers(1, 3), min_size=ndim - 1, max_size=ndim - 1)), 2)
+    return layer(
+        tuple(size),
+        kernel,
+        batch=draw(st.integers(1, 4)),
+        in_channels=draw(st.integers(8, 140)),
+        out_channels=draw(st.integers(8, 140)),
+        dtype=dtype,
+        bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(problem=problems(), choose=st.randoms(use_true_random=False))
+def test_the_kernel_computes_the_gradient(
+    library: ctypes.CDLL, problem: Problem, choose: random.Random
+) -> None:
+    check(library, choose.choice(tilings(problem)), problem)
+
+
+LAYERS = {
+    "one part": layer((1, 16), batch=1),
+    "fewer parts than workers": layer((1, 32), batch=1, out_channels=200),
+    "many workers": layer((20, 32)),
+    "rows of 20": layer((7, 20)),
+    "rows of 40 in 16 bits": layer((5, 40), dtype="bfloat16"),
+    "many channels": layer((2, 16), in_channels=300, out_channels=150),
+    "an odd number of blocks": layer((4, 16), (1, 2), out_channels=70),
+    "a volume": layer((2, 3, 16), dtype="bfloat16"),
+    "a signal": layer((96,)),
+    "without bias": layer((4, 32), bias=False),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
+    for tiling in tilings(LAYERS[name]):
+        check(library, tiling, LAYERS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_the_kernels_compile_without_spills_in_the_main_loop(tmp_path: Path) -> None:
+    """ptxas counts spills of the whole kernel; the few bytes allowed lie around the loop."""
+    target = "-gencode=arch=compute_90a,code=sm_90a"
+    flags = ["-std=c++17", "-O3", "--expt-relaxed-constexpr", f"-I{CUDA}", "-Xptxas=-v", "-cubin"]
+    source = str(CUDA / "sm90_wgrad_patch.cu")
+    command = ["nvcc", target, *flags, "-o", str(tmp_path / "kernel.cubin"), source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    report = done.stdout + done.stderr
+    assert done.returncode == 0, report
+    assert "serialized" not in report, "the WGMMA pipeline is broken up"
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    assert len(spills) == len(sm90_patch_wgrad.OPERANDS) * (len(sm90_patch_wgrad.TILES) + 1)
+    assert max(spills) <= 32, report

@@ -1,0 +1,458 @@
+// The weight's gradient on Hopper where the kernel is the stride and patches are 2 wide:
+// gw[ci, co, k] = sum over images and pixels i of x[ci, i] * gy[co, i * stride + k].
+//
+// The idea. Pixels are the reduced dimension K, in parts: 64 bytes of a row of x, and the 128 bytes
+// of a row of gy that their patches have there. 64 channels of gy, of one row of the patch, are the
+// rows of a product (operand A, from registers), N channels of x its columns (operand B, straight
+// from the box as it lies in memory). Two taps that lie side by side are two products: one load of
+// 8 bytes brings the same pixel for both (16-bit types: two pixels, whose halves change places).
+// What is beyond a row or an image TMA makes zero, for x and for gy.
+//
+// Accumulators: two taps x 64 x N of each consumer. Thread blocks share the pixels ("workers");
+// each writes its sums to the workspace, and a second kernel adds them in a fixed order. Where the
+// bias's gradient is wanted, those who have the first channels of x add up what they load, in
+// float64: then TMA must not round gy to TF32, and the consumers do.
+//
+// Roles: consumers  warps 0-7: two warpgroups, each with a row of the patch and 64 channels of gy
+//        feeders    one thread each of warps 8 and 9 for the consumers' boxes of gy, of 10 for x
+// Pipelines: box_full, box_empty[consumer][stage]  as in sm90_patch.cuh
+//            full, empty[stage]                    the same for x, which both consumers read
+#pragma once
+
+#include "sm90_patch_layout.cuh"
+#include "sm90_wgrad_patch_params.h"
+#include "wgmma_registers.cuh"
+
+namespace upconv::patch {
+
+// --- Configuration ---------------------------------------------------------------------------
+
+constexpr int kGradRows = 64;      // channels of gy in a product
+constexpr int kInputBytes = 64;    // of a row of x in a part
+constexpr int kPartSteps = 2;      // products of a part, for each tap
+constexpr int kRowTaps = 2;        // of a patch
+constexpr int kGradHeader = 1024;  // barriers
+constexpr int kTeamThreads = 64;   // that add up: weights of a block,
+constexpr int kMostTeams = 4;      // and how many share the workers,
+constexpr int kManyWorkers = 16;   // if there are so many of these
+
+template <typename Operand>
+constexpr int kPartPixels = kInputBytes / static_cast<int>(sizeof(typename Operand::Element));
+
+__host__ __device__ inline int input_bytes(const PatchWgradParams& p) {
+  return p.tile_n * kInputBytes;
+}
+__host__ __device__ inline int shared_bytes(const PatchWgradParams& p) {
+  return kGradHeader + kConsumers * p.box_stages * kBoxBytes + p.input_stages * input_bytes(p);
+}
+
+// --- Units of work ---------------------------------------------------------------------------
+
+__host__ __device__ inline int patch_rows(const PatchWgradParams& p) { return p.step_z * p.step_y; }
+// Rows of the patch and blocks of gy's channels; two make a job.
+__host__ __device__ inline int row_blocks(const PatchWgradParams& p) {
+  return (p.out_channels + kGradRows - 1) / kGradRows * patch_rows(p);
+}
+__host__ __device__ inline int job_pairs(const PatchWgradParams& p) {
+  return (row_blocks(p) + kConsumers - 1) / kConsumers;
+}
+__host__ __device__ inline int job_count(const PatchWgradParams& p) {
+  return job_pairs(p) * ((p.in_channels + p.tile_n - 1) / p.tile_n);
+}
+__host__ __device__ inline int unit_count(const PatchWgradParams& p) {
+  return job_count(p) * p.workers;
+}
+template <typename Operand>
+__host__ __device__ int row_parts(const PatchWgradParams& p) {
+  return (p.in_w + kPartPixels<Operand> - 1) / kPartPixels<Operand>;
+}
+
+// One thread block's share: some parts of all, for one block of x's channels and two of gy's rows.
+template <typename Operand>
+struct GradUnit {
+  int pair, channel, first, end;
+
+  __device__ __forceinline__ GradUnit(const PatchWgradParams& p, int number) {
+    const int jobs = job_count(p), worker = number / jobs, job = number - worker * jobs;
+    const int64_t parts = static_cast<int64_t>(p.batch) * p.in_d * p.in_h * row_parts<Operand>(p);
+    pair = job % job_pairs(p);
+    channel = job / job_pairs(p) * p.tile_n;
+    first = static_cast<int>(parts * worker / p.workers);
+    end = static_cast<int>(parts * (worker + 1) / p.workers);
+  }
+};
+
+// Where a part lies.
+template <typename Operand>
+struct GradPart {
+  int image, z, y, x;
+
+  __device__ __forceinline__ GradPart(const PatchWgradParams& p, int number) {
+    const int row = number / row_parts<Operand>(p), slice = row / p.in_h;
+    image = slice / p.in_d;
+    z = slice - image * p.in_d;
+    y = row - slice * p.in_h;
+    x = (number - row * row_parts<Operand>(p)) * kPartPixels<Operand>;
+  }
+};
+
+// A consumer's channels of gy, and its row of the patch. Where there is none left: the last once
+// more.
+struct GradRows {
+  int block, channel, z, y;
+  bool there;
+
+  __device__ __forceinline__ GradRows(const PatchWgradParams& p, int pair, int consumer) {
+    const int wanted = pair * kConsumers + consumer, blocks = row_blocks(p);
+    there = wanted < blocks;
+    block = there ? wanted : blocks - 1;
+    const int row = block % patch_rows(p);
+    channel = block / patch_rows(p) * kGradRows;
+    z = row / p.step_y;
+    y = row - z * p.step_y;
+  }
+};
+
+// Sums in the workspace: [unit][consumer][channel of x][channel of gy][tap], and behind all of them
+// the bias's, as float64: [worker][pair][thread of both consumers][2].
+__host__ __device__ inline int64_t unit_sums(const PatchWgradParams& p) {
+  return static_cast<int64_t>(kConsumers) * p.tile_n * kGradRows * kRowTaps;
+}
+__host__ __device__ inline int64_t bias_sums(const PatchWgradParams& p) {
+  return p.sums ? static_cast<int64_t>(p.workers) * job_pairs(p) * kConsumers * 128 * 2 : 0;
+}
+__host__ __device__ inline int64_t workspace_bytes(const PatchWgradParams& p) {
+  return unit_count(p) * unit_sums(p) * 4 + bias_sums(p) * 8;
+}
+__device__ __forceinline__ double* bias_at(const PatchWgradParams& p) {
+  return reinterpret_cast<double*>(p.workspace + unit_count(p) * unit_sums(p));
+}
+
+struct GradShared {
+  uint32_t full, empty, box_full, box_empty, boxes, input;
+
+  __device__ __forceinline__ GradShared(const PatchWgradParams& p, unsigned char* memory) {
+    full = ptx::shared_address(memory);
+    empty = full + 8 * kMaxStages;
+    box_full = empty + 8 * kMaxStages;
+    box_empty = box_full + 8 * kMaxStages * kConsumers;
+    boxes = full + kGradHeader;
+    input = boxes + kConsumers * p.box_stages * kBoxBytes;
+  }
+  __device__ __forceinline__ uint32_t box_full_at(int consumer, int stage) const {
+    return box_full + 8 * (kMaxStages * consumer + stage);
+  }
+  __device__ __forceinline__ uint32_t box_empty_at(int consumer, int stage) const {
+    return box_empty + 8 * (kMaxStages * consumer + stage);
+  }
+};
+
+// --- Feeders ---------------------------------------------------------------------------------
+
+template <typename Operand>
+__device__ __forceinline__ void feed_gradient(const PatchWgradParams& p, const GradShared& shared,
+                                              int c, const CUtensorMap& map) {
+  Slot slot;
+  for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+    const GradUnit<Operand> unit(p, number);
+    const GradRows rows(p, unit.pair, c);
+    for (int i = unit.first; i < unit.end; ++i) {
+      const GradPart<Operand> part(p, i);
+      const uint32_t full = shared.box_full_at(c, slot.index);
+      ptx::barrier_wait(shared.box_empty_at(c, slot.index), slot.parity ^ 1);
+      ptx::barrier_arrive_expect(full, kBoxBytes);
+      ptx::box_copy(shared.boxes + (c * p.box_stages + slot.index) * kBoxBytes, map,
+                    part.x * kRowTaps, part.y * p.step_y + rows.y, part.z * p.step_z + rows.z,
+                    rows.channel, part.image, full);
+      slot.advance(p.box_stages);
+    }
+  }
+}
+
+template <typename Operand>
+__device__ __forceinline__ void feed_input(const PatchWgradParams& p, const GradShared& shared,
+                                           const CUtensorMap& map) {
+  Slot slot;
+  for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+    const GradUnit<Operand> unit(p, number);
+    for (int i = unit.first; i < unit.end; ++i) {
+      const GradPart<Operand> part(p, i);
+      const uint32_t full = shared.full + 8 * slot.index;
+      ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
+      ptx::barrier_arrive_expect(full, input_bytes(p));
+      ptx::box_copy(shared.input + slot.index * input_bytes(p), map, part.x, part.y, part.z,
+                    unit.channel, part.image, full);
+      slot.advance(p.input_stages);
+    }
+  }
+}
+
+// --- Consumers -------------------------------------------------------------------------------
+
+template <typename Operand, int N>
+struct GradConsumer {
+  using Element = typename Operand::Element;
+  static constexpr bool kWide = sizeof(Element) == 4;
+
+  const PatchWgradParams& p;
+  const GradShared& shared;
+  const int c, warp, lane;
+  Slot box, input;
+  int box_before, input_before;  // the stage before; negative for none
+  bool adds;                     // to the bias's gradient
+  double sum[2];
+  float d[kRowTaps][N / 2];
+  uint32_t a[2][kPartSteps][kRowTaps][4];
+
+  __device__ __forceinline__ GradConsumer(const PatchWgradParams& p, const GradShared& shared)
+      : p(p),
+        shared(shared),
+        c(threadIdx.x / 128),
+        warp(threadIdx.x / 32 % 4),
+        lane(threadIdx.x % 32) {}
+
+  // Rows r and r + 8 of a product are channels 8 apart. Of 8 channels those with even numbers come
+  // first: what half a warp loads then lies on different banks.
+  __device__ __forceinline__ int own_channel() const {
+    const int row = lane / 4;
+    return 16 * warp + (row < 4 ? 2 * row : 2 * row - 7);
+  }
+
+  // Two taps of `half` a step's pixels, t and t + 4 of 8 in TF32. (16-bit types: pairs of pixels.)
+  __device__ __forceinline__ void load(uint32_t (&to)[kPartSteps][kRowTaps][4], uint32_t from) {
+    const int channel = own_channel(), t = lane % 4;
+    const uint32_t at = from + channel * kRowBytes + ((t / 2 ^ channel % 8) << 4) + t % 2 * 8;
+    float part[2] = {};
+#pragma unroll
+    for (int step = 0; step < kPartSteps; ++step) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int further = 0; further < 2; ++further) {
+          uint2 both;
+          const uint32_t piece = (4 * step + 2 * half) << 4;
+          ptx::load_shared(both, (at ^ piece) + further * 8 * kRowBytes);
+          if (adds) part[further] += total(both);
+          unpack(both, to[step][0][2 * half + further], to[step][1][2 * half + further]);
+        }
+      }
+    }
+    sum[0] += part[0], sum[1] += part[1];
+  }
+
+  __device__ static __forceinline__ float total(uint2 both) {
+    if constexpr (kWide) return __uint_as_float(both.x) + __uint_as_float(both.y);
+    return (number(both.x) + number(both.x >> 16)) + (number(both.y) + number(both.y >> 16));
+  }
+  __device__ static __forceinline__ float number(uint32_t bits) {
+    const unsigned short half = static_cast<unsigned short>(bits);
+    return Operand::to_float(*reinterpret_cast<const Element*>(&half));
+  }
+
+  __device__ __forceinline__ void unpack(uint2 both, uint32_t& first, uint32_t& second) const {
+    if constexpr (kWide) {
+      first = p.sums ? Operand::prepare(both.x) : both.x;
+      second = p.sums ? Operand::prepare(both.y) : both.y;
+    } else {
+      // Here, and not between two products.
+      first = ptx::computed_here(__byte_perm(both.x, both.y, 0x5410));
+      second = ptx::computed_here(__byte_perm(both.x, both.y, 0x7632));
+    }
+  }
+
+  __device__ __forceinline__ void give_back() const {
+    if (lane != 0) return;
+    ptx::barrier_arrive(shared.box_empty_at(c, box_before));
+    ptx::barrier_arrive(shared.empty + 8 * input_before);
+  }
+
+  // One part; then the one before is over, and its registers and memory are free.
+  template <int kSet>
+  __device__ __forceinline__ void multiply() {
+    ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
+    load(a[kSet], shared.boxes + (c * p.box_stages + box.index) * kBoxBytes);
+    ptx::barrier_wait(shared.full + 8 * input.index, input.parity);
+    // Rows of 64 bytes, swizzled (mode 2); 8 of them are 512 bytes.
+    const uint64_t high = static_cast<uint64_t>(2u << 30 | 8 * kInputBytes >> 4) << 32;
+    const uint32_t low = (shared.input + input.index * input_bytes(p)) >> 4 | 1u << 16;
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kPartSteps; ++step) {
+#pragma unroll
+      for (int tap = 0; tap < kRowTaps; ++tap) {
+        WgmmaRegisters<Operand, N>::run(d[tap], a[kSet][step][tap], high | (low + step * 2));
+      }
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (box_before >= 0) give_back();
+    box_before = box.index, input_before = input.index;
+    box.advance(p.box_stages);
+    input.advance(p.input_stages);
+  }
+
+  // [channel of x][channel of gy][tap]: 8 lanes have 64 bytes in a row.
+  __device__ __forceinline__ void store(int number) const {
+    float* to = p.workspace + number * unit_sums(p) +
+                static_cast<int64_t>(c) * N * kGradRows * kRowTaps +
+                (lane % 4 * 2 * kGradRows + own_channel()) * kRowTaps;
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      const int column = i / 4 * 8 + i % 2, further = i / 2 % 2 * 8;
+      *reinterpret_cast<uint2*>(to + (column * kGradRows + further) * kRowTaps) =
+          uint2{__float_as_uint(d[0][i]), __float_as_uint(d[1][i])};
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+      const GradUnit<Operand> unit(p, number);
+      adds = p.sums && unit.channel == 0;
+      sum[0] = sum[1] = 0.;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) d[0][i] = d[1][i] = 0.f;
+      box_before = -1;
+#pragma unroll 1
+      for (int i = unit.first; i < unit.end; i += 2) {
+        multiply<0>();
+        if (i + 1 == unit.end) break;  // with a branch round it, ptxas would serialize the products
+        multiply<1>();
+      }
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        ptx::keep_after_wait(d[0][i]);
+        ptx::keep_after_wait(d[1][i]);
+      }
+      if (box_before >= 0) give_back();
+      store(number);
+      if (adds) {
+        const int worker = number / job_count(p);
+        double* to = bias_at(p) + ((static_cast<int64_t>(worker) * job_pairs(p) + unit.pair) *
+                                       (kConsumers * 128) +
+                                   threadIdx.x) *
+                                      2;
+        to[0] = sum[0], to[1] = sum[1];
+      }
+    }
+  }
+};
+
+// --- The kernel ------------------------------------------------------------------------------
+
+template <typename Operand, int N>
+__global__ void __launch_bounds__(kThreads, 1)
+    sm90_wgrad_patch(const __grid_constant__ PatchWgradParams p,
+                     const __grid_constant__ CUtensorMap gy,
+                     const __grid_constant__ CUtensorMap x) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const GradShared shared(p, memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMaxStages; ++i) {
+      ptx::barrier_init(shared.full + 8 * i, 1);
+      ptx::barrier_init(shared.empty + 8 * i, kConsumerWarps);
+      for (int c = 0; c < kConsumers; ++c) {
+        ptx::barrier_init(shared.box_full_at(c, i), 1);
+        ptx::barrier_init(shared.box_empty_at(c, i), kConsumerWarps / kConsumers);
+      }
+    }
+    ptx::barrier_init_fence();
+  }
+  __syncthreads();
+  // 168 registers a thread, handed round: 2 x 232 + 40.
+  if (threadIdx.x < 128 * kConsumers) {
+    ptx::take_registers<232>();
+    GradConsumer<Operand, N>(p, shared).run();
+  } else {
+    ptx::give_registers<40>();
+    const int feeder = threadIdx.x / 32 - kConsumerWarps;
+    if (feeder > kConsumers || !ptx::elected()) return;
+    if (feeder == kConsumers) return feed_input<Operand>(p, shared, x);
+    feed_gradient<Operand>(p, shared, feeder, gy);
+  }
+}
+
+// --- Adding up -------------------------------------------------------------------------------
+
+__host__ __device__ inline int add_teams(const PatchWgradParams& p) {
+  return p.workers >= kManyWorkers ? kMostTeams : 1;
+}
+__host__ __device__ inline int64_t add_blocks(const PatchWgradParams& p) {
+  const int64_t pairs = static_cast<int64_t>(p.in_channels) * p.out_channels * patch_rows(p);
+  return (pairs + kTeamThreads - 1) / kTeamThreads;
+}
+
+// Two taps of a row of the patch, of all workers.
+template <typename Operand>
+__device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shared) {
+  using Element = typename Operand::Element;
+  const int team = threadIdx.x / kTeamThreads, teams = blockDim.x / kTeamThreads;
+  const int64_t number =
+      static_cast<int64_t>(blockIdx.x) * kTeamThreads + threadIdx.x % kTeamThreads;
+  const int rows = patch_rows(p), row = static_cast<int>(number % rows);
+  const int64_t pair = number / rows;
+  const int in = static_cast<int>(pair / p.out_channels);
+  const int out = static_cast<int>(pair - static_cast<int64_t>(in) * p.out_channels);
+  const bool there = in < p.in_channels;
+  float2 sum{0.f, 0.f};
+  if (there) {
+    const int block = out / kGradRows * rows + row;
+    const int64_t job = static_cast<int64_t>(in / p.tile_n) * job_pairs(p) + block / kConsumers;
+    const int64_t at =
+        (static_cast<int64_t>(block % kConsumers) * p.tile_n + in % p.tile_n) * kGradRows +
+        out % kGradRows;
+    const float2* from = reinterpret_cast<const float2*>(p.workspace + job * unit_sums(p)) + at;
+    const int64_t step = job_count(p) * (unit_sums(p) / 2);
+#pragma unroll 8
+    for (int worker = team; worker < p.workers; worker += teams) {
+      const float2 more = from[worker * step];
+      sum.x += more.x, sum.y += more.y;
+    }
+  }
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (team > 0 || !there) return;
+  for (int k = 1; k < teams; ++k) {
+    const float2 more = shared[k * kTeamThreads + threadIdx.x];
+    sum.x += more.x, sum.y += more.y;
+  }
+  alignas(8) const Element two[] = {Operand::from_float(sum.x), Operand::from_float(sum.y)};
+  using Vector = VectorOf<2 * sizeof(Element)>;
+  static_cast<Vector*>(p.gw)[number] = *reinterpret_cast<const Vector*>(two);
+}
+
+// The bias's gradient of a channel: all rows of the patch, workers, and the four threads of a row.
+template <typename Operand>
+__device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel, double* shared) {
+  const int rows = patch_rows(p), inside = channel % kGradRows, eighth = inside % 8;
+  const int row_of_warp = eighth % 2 ? eighth / 2 + 4 : eighth / 2;
+  const int thread = inside / 16 * 32 + row_of_warp * 4;
+  double sum = 0.;
+  for (int i = threadIdx.x; i < rows * p.workers * 4; i += blockDim.x) {
+    const int row = i / 4 % rows, worker = i / 4 / rows;
+    const int block = channel / kGradRows * rows + row;
+    const int64_t unit = static_cast<int64_t>(worker) * job_pairs(p) + block / kConsumers;
+    const int64_t at = (unit * kConsumers + block % kConsumers) * 128 + thread + i % 4;
+    sum += bias_at(p)[at * 2 + inside / 8 % 2];
+  }
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int i = 1; i < static_cast<int>(blockDim.x); ++i) sum += shared[i];
+  static_cast<typename Operand::Element*>(p.gb)[channel] =
+      Operand::from_float(static_cast<float>(sum));
+}
+
+template <typename Operand>
+__global__ void __launch_bounds__(kTeamThreads* kMostTeams)
+    sm90_wgrad_patch_add(const __grid_constant__ PatchWgradParams p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const int64_t weights = add_blocks(p);
+  if (blockIdx.x >= weights) {
+    const int channel = static_cast<int>(blockIdx.x - weights);
+    return add_bias<Operand>(p, channel, reinterpret_cast<double*>(memory));
+  }
+  add_taps<Operand>(p, reinterpret_cast<float2*>(memory));
+}
+
+}  // namespace upconv::patch

@@ -1,0 +1,37 @@
+// What the planner tells the Hopper kernel for the weight's gradient of patches.
+// upconv/planner/sm90_patch_wgrad.py writes the same fields in the same order as flat integers;
+// tests/test_sm90_patch_wgrad.py compares the two files.
+#pragma once
+
+#include <cstdint>
+
+namespace upconv {
+
+#define UPCONV_PATCH_WGRAD_FIELDS(X)                            \
+  X(operand)      /* 0 TF32, 1 BF16, 2 FP16 */                  \
+  X(tile_n)       /* input channels of a tile */                \
+  X(workers)      /* that share the pixels */                   \
+  X(input_stages) /* of the input's ring */                     \
+  X(box_stages)   /* of grad_output's rings */                  \
+  X(sums)         /* the bias's gradient is added up as well */ \
+  X(batch)                                                      \
+  X(in_channels)                                                \
+  X(in_d)                                                       \
+  X(in_h)                                                       \
+  X(in_w)                                                       \
+  X(out_channels)                                               \
+  X(step_z) /* the patch: kernel and stride; it is 2 wide */    \
+  X(step_y)
+
+struct PatchWgradParams {
+#define UPCONV_DECLARE(name) int name;
+  UPCONV_PATCH_WGRAD_FIELDS(UPCONV_DECLARE)
+#undef UPCONV_DECLARE
+  const void* x;
+  const void* gy;
+  void* gw;
+  void* gb;
+  float* workspace;
+};
+
+}  // namespace upconv
