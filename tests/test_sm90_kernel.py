@@ -251,7 +251,8 @@ def strict_error(library: ctypes.CDLL, problem: Problem, record: tuple[int, ...]
     w = normal(problem.in_channels, problem.out_channels // problem.groups, *problem.kernel)
     b = normal(problem.out_channels)
     wanted = expected(problem, *(each.astype(np.float64) for each in (x, w, b)))
-    y = sm90_on_cpu.run(library, record, x, w, b, wanted.shape, MULTIPROCESSORS)
+    last = problem.channels_last
+    y = sm90_on_cpu.run(library, record, x, w, b, wanted.shape, MULTIPROCESSORS, channels_last=last)
     return float(np.linalg.norm(y - wanted) / np.linalg.norm(wanted))
 
 
@@ -324,7 +325,10 @@ def test_numbers_of_every_size_keep_their_bits(
     wanted = expected(problem, *exact, np.zeros(8))
     largest = expected(problem, *map(np.abs, exact), np.zeros(8))  # if nothing cancelled
     for found in (chosen[0], chosen[-1]):
-        y = sm90_on_cpu.run(library, sm90.record(*found), x, w, None, wanted.shape, MULTIPROCESSORS)
+        record, last = sm90.record(*found), problem.channels_last
+        y = sm90_on_cpu.run(
+            library, record, x, w, None, wanted.shape, MULTIPROCESSORS, channels_last=last
+        )
         error = np.abs(y - wanted) - 2.0**-137  # denormal numbers have fewer bits
         assert (error / largest).max() < 3e-7
 

@@ -18,7 +18,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wgrad_references import any_plan, box_problems, expected, problems
 
-from upconv.planner import H200, Candidate, Problem, Refusal, sm90_wgrad, sm90_wgrad_chunks
+from upconv.planner import (
+    H200,
+    Candidate,
+    Problem,
+    Refusal,
+    sm90_patch,
+    sm90_patch_wgrad,
+    sm90_wgrad,
+    sm90_wgrad_chunks,
+)
 from upconv.planner.sm90_wgrad_jobs import FORMS, Form
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -202,7 +211,8 @@ def test_the_generated_file_is_what_the_generator_writes() -> None:
     namespace: dict[str, object] = {"__name__": "generator"}
     exec((ROOT / "tools" / "generate_wgmma.py").read_text(), namespace)
     assert (CUDA / "wgmma_registers.cuh").read_text() == namespace["register_text"]()  # type: ignore[operator]
-    assert {n for _, n, *_ in FORMS} == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
+    used = {n for _, n, *_ in FORMS} | set(sm90_patch.TILES) | set(sm90_patch_wgrad.TILES)
+    assert used == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
 
 
 SIZES = """

@@ -150,6 +150,19 @@ def _hopeless(kernel: str, problem: Problem, hardware: Hardware) -> str:
     return f"slower here: {least:.1f} us at the very least, {aten:.1f} us expected with {ATEN}"
 
 
+SUPERSEDED = {sm90.KERNEL: sm90_patch, sm90_wgrad.KERNEL: sm90_patch_wgrad}
+"""Kernels for all layers, and those for patches, which were faster wherever they may serve: on 135
+calls of 26 layers 1.0 to 2.6 times (docs/notes/2026-11-16-patches.md)."""
+
+
+def _superseded(kernel: str, problem: Problem, hardware: Hardware) -> str:
+    """The kernel that is faster wherever it may serve, as here; else an empty text."""
+    other = SUPERSEDED.get(kernel)
+    if other is None or on_trial(other.KERNEL, problem.direction, hardware):
+        return ""
+    return "" if other.refusal(problem, hardware) else other.KERNEL
+
+
 def _answer(
     kernel: str, problem: Problem, hardware: Hardware, forced: str | None
 ) -> Candidate | Refusal:
@@ -158,6 +171,8 @@ def _answer(
         return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
     if kernel != forced and (reason := _hopeless(kernel, problem, hardware)):
         return Refusal(kernel, reason)
+    if kernel != forced and (other := _superseded(kernel, problem, hardware)):
+        return Refusal(kernel, f"slower than {other} on all layers that have been measured")
     answer = KERNELS[kernel](problem, hardware)
     if isinstance(answer, Candidate):
         answer = _with_bias_pass(answer, problem)

@@ -67,10 +67,10 @@ class Tiling:
 
     @property
     def workspace(self) -> int:
-        """Bytes: sums of every unit, and the bias's of those that have the first channels of x."""
-        sums = self.units * CONSUMERS * self.n * GRAD_ROWS * 2 * 4
-        bias = self.workers * self.pairs * CONSUMERS * 128 * 2 * 8
-        return sums + (bias if self.problem.bias else 0)
+        """Bytes: the sums of every unit, and its part of the bias's."""
+        each = CONSUMERS * self.n * GRAD_ROWS * 2 * 4
+        bias = CONSUMERS * 128 * 2 * 8
+        return self.units * (each + (bias if self.problem.bias else 0))
 
     @property
     def stage_cycles(self) -> float:

@@ -26,7 +26,6 @@
 //            box_empty[consumer][stage]  each of the consumer's warps -> its feeder may fill again
 //            full[stage]                 bytes of weights             -> consumers may read
 //            empty[stage]                each warp of both consumers  -> the feeder may fill again
-// A warp gives a stage back for itself: the four of a warpgroup multiply without each other.
 #pragma once
 
 #include "sm90_patch_backward.cuh"
@@ -171,18 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                const __grid_constant__ CUtensorMap rest) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxStages; ++i) {
-      ptx::barrier_init(shared.full + 8 * i, 1);
-      ptx::barrier_init(shared.empty + 8 * i, kConsumerWarps);
-      for (int c = 0; c < kConsumers; ++c) {
-        ptx::barrier_init(shared.box_full_at(c, i), 1);
-        ptx::barrier_init(shared.box_empty_at(c, i), kConsumerWarps / kConsumers);
-      }
-    }
-    ptx::barrier_init_fence();
-  }
-  __syncthreads();
+  shared.begin();
   // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {
     ptx::take_registers<232>();

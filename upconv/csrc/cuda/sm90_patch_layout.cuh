@@ -60,26 +60,50 @@ struct Slot {
 
 // --- Shared memory ---------------------------------------------------------------------------
 
-struct Shared {
-  uint32_t full, empty, box_full, box_empty, tables, boxes, weights;
+// The barriers of the consumers' boxes, and of what both of them read.
+struct Rings {
+  uint32_t full, empty, box_full, box_empty;
 
-  __device__ __forceinline__ Shared(const PatchParams& p, unsigned char* memory) {
+  __device__ __forceinline__ explicit Rings(unsigned char* memory) {
     full = ptx::shared_address(memory);
     empty = full + 8 * kMaxStages;
     box_full = empty + 8 * kMaxStages;
     box_empty = box_full + 8 * kMaxStages * kConsumers;
-    tables = full + kTablesAt;
-    boxes = full + kHeaderBytes;
-    weights = boxes + kConsumers * p.box_stages * kBoxBytes;
   }
-
   __device__ __forceinline__ uint32_t box_full_at(int consumer, int stage) const {
     return box_full + 8 * (kMaxStages * consumer + stage);
   }
   __device__ __forceinline__ uint32_t box_empty_at(int consumer, int stage) const {
     return box_empty + 8 * (kMaxStages * consumer + stage);
   }
+
+  // By all threads of a block. A warp gives a stage back for itself: the four of a warpgroup
+  // multiply without each other.
+  __device__ __forceinline__ void begin() const {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kMaxStages; ++i) {
+        ptx::barrier_init(full + 8 * i, 1);
+        ptx::barrier_init(empty + 8 * i, kConsumerWarps);
+        for (int c = 0; c < kConsumers; ++c) {
+          ptx::barrier_init(box_full_at(c, i), 1);
+          ptx::barrier_init(box_empty_at(c, i), kConsumerWarps / kConsumers);
+        }
+      }
+      ptx::barrier_init_fence();
+    }
+    __syncthreads();
+  }
 };
 static_assert(8 * kMaxStages * (2 + 2 * kConsumers) <= kTablesAt, "the header is too small");
+
+struct Shared : Rings {
+  uint32_t tables, boxes, weights;
+
+  __device__ __forceinline__ Shared(const PatchParams& p, unsigned char* memory) : Rings(memory) {
+    tables = full + kTablesAt;
+    boxes = full + kHeaderBytes;
+    weights = boxes + kConsumers * p.box_stages * kBoxBytes;
+  }
+};
 
 }  // namespace upconv::patch

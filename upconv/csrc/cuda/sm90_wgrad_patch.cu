@@ -47,16 +47,18 @@ cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cu
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  CUtensorMap gy{}, x{};
-  error = describe_rows<Operand>(
-      p.gy, {p.in_w * kRowTaps, p.in_h * p.step_y, p.in_d * p.step_z, p.out_channels, p.batch},
-      kRowBytes, kGradRows, !p.sums, &gy);
+  CUtensorMap gy{}, exact{}, x{};
+  const int size[] = {p.in_w * kRowTaps, p.in_h * p.step_y, p.in_d * p.step_z, p.out_channels,
+                      p.batch};
+  error = describe_rows<Operand>(p.gy, size, kRowBytes, kGradRows, true, &gy);
+  if (error != cudaSuccess) return error;
+  error = describe_rows<Operand>(p.gy, size, kRowBytes, kGradRows, false, &exact);
   if (error != cudaSuccess) return error;
   error = describe_rows<Operand>(p.x, {p.in_w, p.in_h, p.in_d, p.in_channels, p.batch}, kInputBytes,
                                  N, true, &x);
   if (error != cudaSuccess) return error;
   const int blocks = units < multiprocessors ? units : multiprocessors;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, x);
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, exact, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const int threads = kTeamThreads * add_teams(p),

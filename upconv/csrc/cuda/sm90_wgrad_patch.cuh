@@ -10,8 +10,9 @@
 //
 // Accumulators: two taps x 64 x N of each consumer. Thread blocks share the pixels ("workers");
 // each writes its sums to the workspace, and a second kernel adds them in a fixed order. Where the
-// bias's gradient is wanted, those who have the first channels of x add up what they load, in
-// float64: then TMA must not round gy to TF32, and the consumers do.
+// bias's gradient is wanted, blocks of x's channels, which all read the same parts of gy, take
+// turns to add them up on the way, in float64: these parts TMA does not round to TF32, the
+// consumers do.
 //
 // Roles: consumers  warps 0-7: two warpgroups, each with a row of the patch and 64 channels of gy
 //        feeders    one thread each of warps 8 and 9 for the consumers' boxes of gy, of 10 for x
@@ -70,15 +71,34 @@ __host__ __device__ int row_parts(const PatchWgradParams& p) {
 // One thread block's share: some parts of all, for one block of x's channels and two of gy's rows.
 template <typename Operand>
 struct GradUnit {
-  int pair, channel, first, end;
+  int pair, block, first, end;  // the block of x's channels
 
   __device__ __forceinline__ GradUnit(const PatchWgradParams& p, int number) {
     const int jobs = job_count(p), worker = number / jobs, job = number - worker * jobs;
     const int64_t parts = static_cast<int64_t>(p.batch) * p.in_d * p.in_h * row_parts<Operand>(p);
     pair = job % job_pairs(p);
-    channel = job / job_pairs(p) * p.tile_n;
+    block = job / job_pairs(p);
     first = static_cast<int>(parts * worker / p.workers);
     end = static_cast<int>(parts * (worker + 1) / p.workers);
+  }
+};
+
+// Whose turn is it to add up the parts of gy? That of every block of x's channels, one after the
+// other.
+struct Turns {
+  int next, step;
+
+  template <typename Operand>
+  __device__ __forceinline__ Turns(const PatchWgradParams& p, const GradUnit<Operand>& unit) {
+    step = job_count(p) / job_pairs(p);
+    const int late = (unit.first + step - unit.block) % step;
+    next = p.sums ? unit.first + (late ? step - late : 0) : unit.end;
+  }
+  // Asked for each part in turn.
+  __device__ __forceinline__ bool mine(int part) {
+    if (part != next) return false;
+    next += step;
+    return true;
   }
 };
 
@@ -99,13 +119,10 @@ struct GradPart {
 // A consumer's channels of gy, and its row of the patch. Where there is none left: the last once
 // more.
 struct GradRows {
-  int block, channel, z, y;
-  bool there;
+  int channel, z, y;
 
   __device__ __forceinline__ GradRows(const PatchWgradParams& p, int pair, int consumer) {
-    const int wanted = pair * kConsumers + consumer, blocks = row_blocks(p);
-    there = wanted < blocks;
-    block = there ? wanted : blocks - 1;
+    const int block = min(pair * kConsumers + consumer, row_blocks(p) - 1);
     const int row = block % patch_rows(p);
     channel = block / patch_rows(p) * kGradRows;
     z = row / p.step_y;
@@ -114,12 +131,12 @@ struct GradRows {
 };
 
 // Sums in the workspace: [unit][consumer][channel of x][channel of gy][tap], and behind all of them
-// the bias's, as float64: [worker][pair][thread of both consumers][2].
+// the bias's, as float64: [unit][thread of both consumers][2].
 __host__ __device__ inline int64_t unit_sums(const PatchWgradParams& p) {
   return static_cast<int64_t>(kConsumers) * p.tile_n * kGradRows * kRowTaps;
 }
 __host__ __device__ inline int64_t bias_sums(const PatchWgradParams& p) {
-  return p.sums ? static_cast<int64_t>(p.workers) * job_pairs(p) * kConsumers * 128 * 2 : 0;
+  return p.sums ? static_cast<int64_t>(unit_count(p)) * kConsumers * 128 * 2 : 0;
 }
 __host__ __device__ inline int64_t workspace_bytes(const PatchWgradParams& p) {
   return unit_count(p) * unit_sums(p) * 4 + bias_sums(p) * 8;
@@ -128,22 +145,13 @@ __device__ __forceinline__ double* bias_at(const PatchWgradParams& p) {
   return reinterpret_cast<double*>(p.workspace + unit_count(p) * unit_sums(p));
 }
 
-struct GradShared {
-  uint32_t full, empty, box_full, box_empty, boxes, input;
+struct GradShared : Rings {
+  uint32_t boxes, input;
 
-  __device__ __forceinline__ GradShared(const PatchWgradParams& p, unsigned char* memory) {
-    full = ptx::shared_address(memory);
-    empty = full + 8 * kMaxStages;
-    box_full = empty + 8 * kMaxStages;
-    box_empty = box_full + 8 * kMaxStages * kConsumers;
+  __device__ __forceinline__ GradShared(const PatchWgradParams& p, unsigned char* memory)
+      : Rings(memory) {
     boxes = full + kGradHeader;
     input = boxes + kConsumers * p.box_stages * kBoxBytes;
-  }
-  __device__ __forceinline__ uint32_t box_full_at(int consumer, int stage) const {
-    return box_full + 8 * (kMaxStages * consumer + stage);
-  }
-  __device__ __forceinline__ uint32_t box_empty_at(int consumer, int stage) const {
-    return box_empty + 8 * (kMaxStages * consumer + stage);
   }
 };
 
@@ -151,16 +159,19 @@ struct GradShared {
 
 template <typename Operand>
 __device__ __forceinline__ void feed_gradient(const PatchWgradParams& p, const GradShared& shared,
-                                              int c, const CUtensorMap& map) {
+                                              int c, const CUtensorMap& rounded,
+                                              const CUtensorMap& exact) {
   Slot slot;
   for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
     const GradUnit<Operand> unit(p, number);
     const GradRows rows(p, unit.pair, c);
+    Turns turns(p, unit);
     for (int i = unit.first; i < unit.end; ++i) {
       const GradPart<Operand> part(p, i);
       const uint32_t full = shared.box_full_at(c, slot.index);
       ptx::barrier_wait(shared.box_empty_at(c, slot.index), slot.parity ^ 1);
       ptx::barrier_arrive_expect(full, kBoxBytes);
+      const CUtensorMap& map = turns.mine(i) ? exact : rounded;
       ptx::box_copy(shared.boxes + (c * p.box_stages + slot.index) * kBoxBytes, map,
                     part.x * kRowTaps, part.y * p.step_y + rows.y, part.z * p.step_z + rows.z,
                     rows.channel, part.image, full);
@@ -181,7 +192,7 @@ __device__ __forceinline__ void feed_input(const PatchWgradParams& p, const Grad
       ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
       ptx::barrier_arrive_expect(full, input_bytes(p));
       ptx::box_copy(shared.input + slot.index * input_bytes(p), map, part.x, part.y, part.z,
-                    unit.channel, part.image, full);
+                    unit.block * p.tile_n, part.image, full);
       slot.advance(p.input_stages);
     }
   }
@@ -199,8 +210,8 @@ struct GradConsumer {
   const int c, warp, lane;
   Slot box, input;
   int box_before, input_before;  // the stage before; negative for none
-  bool adds;                     // to the bias's gradient
-  double sum[2];
+  uint32_t place;                // the thread's in a box
+  double sum[2];                 // of the bias's gradient
   float d[kRowTaps][N / 2];
   uint32_t a[2][kPartSteps][kRowTaps][4];
 
@@ -209,7 +220,10 @@ struct GradConsumer {
         shared(shared),
         c(threadIdx.x / 128),
         warp(threadIdx.x / 32 % 4),
-        lane(threadIdx.x % 32) {}
+        lane(threadIdx.x % 32) {
+    const int channel = own_channel(), t = lane % 4;
+    place = channel * kRowBytes + ((t / 2 ^ channel % 8) << 4) + t % 2 * 8;
+  }
 
   // Rows r and r + 8 of a product are channels 8 apart. Of 8 channels those with even numbers come
   // first: what half a warp loads then lies on different banks.
@@ -219,9 +233,9 @@ struct GradConsumer {
   }
 
   // Two taps of `half` a step's pixels, t and t + 4 of 8 in TF32. (16-bit types: pairs of pixels.)
+  template <bool kAdds>
   __device__ __forceinline__ void load(uint32_t (&to)[kPartSteps][kRowTaps][4], uint32_t from) {
-    const int channel = own_channel(), t = lane % 4;
-    const uint32_t at = from + channel * kRowBytes + ((t / 2 ^ channel % 8) << 4) + t % 2 * 8;
+    const uint32_t at = from + place;
     float part[2] = {};
 #pragma unroll
     for (int step = 0; step < kPartSteps; ++step) {
@@ -232,12 +246,12 @@ struct GradConsumer {
           uint2 both;
           const uint32_t piece = (4 * step + 2 * half) << 4;
           ptx::load_shared(both, (at ^ piece) + further * 8 * kRowBytes);
-          if (adds) part[further] += total(both);
-          unpack(both, to[step][0][2 * half + further], to[step][1][2 * half + further]);
+          if constexpr (kAdds) part[further] += total(both);
+          unpack<kAdds>(both, to[step][0][2 * half + further], to[step][1][2 * half + further]);
         }
       }
     }
-    sum[0] += part[0], sum[1] += part[1];
+    if constexpr (kAdds) sum[0] += part[0], sum[1] += part[1];
   }
 
   __device__ static __forceinline__ float total(uint2 both) {
@@ -249,10 +263,11 @@ struct GradConsumer {
     return Operand::to_float(*reinterpret_cast<const Element*>(&half));
   }
 
-  __device__ __forceinline__ void unpack(uint2 both, uint32_t& first, uint32_t& second) const {
+  template <bool kRounds>
+  __device__ static __forceinline__ void unpack(uint2 both, uint32_t& first, uint32_t& second) {
     if constexpr (kWide) {
-      first = p.sums ? Operand::prepare(both.x) : both.x;
-      second = p.sums ? Operand::prepare(both.y) : both.y;
+      first = kRounds ? Operand::prepare(both.x) : both.x;
+      second = kRounds ? Operand::prepare(both.y) : both.y;
     } else {
       // Here, and not between two products.
       first = ptx::computed_here(__byte_perm(both.x, both.y, 0x5410));
@@ -268,9 +283,14 @@ struct GradConsumer {
 
   // One part; then the one before is over, and its registers and memory are free.
   template <int kSet>
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void multiply(bool adds) {
+    const uint32_t from = shared.boxes + (c * p.box_stages + box.index) * kBoxBytes;
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
-    load(a[kSet], shared.boxes + (c * p.box_stages + box.index) * kBoxBytes);
+    if (adds) {
+      load<true>(a[kSet], from);
+    } else {
+      load<false>(a[kSet], from);
+    }
     ptx::barrier_wait(shared.full + 8 * input.index, input.parity);
     // Rows of 64 bytes, swizzled (mode 2); 8 of them are 512 bytes.
     const uint64_t high = static_cast<uint64_t>(2u << 30 | 8 * kInputBytes >> 4) << 32;
@@ -307,16 +327,16 @@ struct GradConsumer {
   __device__ __forceinline__ void run() {
     for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
       const GradUnit<Operand> unit(p, number);
-      adds = p.sums && unit.channel == 0;
+      Turns turns(p, unit);
       sum[0] = sum[1] = 0.;
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[0][i] = d[1][i] = 0.f;
       box_before = -1;
 #pragma unroll 1
       for (int i = unit.first; i < unit.end; i += 2) {
-        multiply<0>();
+        multiply<0>(turns.mine(i));
         if (i + 1 == unit.end) break;  // with a branch round it, ptxas would serialize the products
-        multiply<1>();
+        multiply<1>(turns.mine(i + 1));
       }
       ptx::wgmma_wait<0>();
 #pragma unroll
@@ -326,12 +346,9 @@ struct GradConsumer {
       }
       if (box_before >= 0) give_back();
       store(number);
-      if (adds) {
-        const int worker = number / job_count(p);
-        double* to = bias_at(p) + ((static_cast<int64_t>(worker) * job_pairs(p) + unit.pair) *
-                                       (kConsumers * 128) +
-                                   threadIdx.x) *
-                                      2;
+      if (p.sums) {
+        double* to =
+            bias_at(p) + (static_cast<int64_t>(number) * (kConsumers * 128) + threadIdx.x) * 2;
         to[0] = sum[0], to[1] = sum[1];
       }
     }
@@ -344,21 +361,11 @@ template <typename Operand, int N>
 __global__ void __launch_bounds__(kThreads, 1)
     sm90_wgrad_patch(const __grid_constant__ PatchWgradParams p,
                      const __grid_constant__ CUtensorMap gy,
+                     const __grid_constant__ CUtensorMap exact,
                      const __grid_constant__ CUtensorMap x) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const GradShared shared(p, memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kMaxStages; ++i) {
-      ptx::barrier_init(shared.full + 8 * i, 1);
-      ptx::barrier_init(shared.empty + 8 * i, kConsumerWarps);
-      for (int c = 0; c < kConsumers; ++c) {
-        ptx::barrier_init(shared.box_full_at(c, i), 1);
-        ptx::barrier_init(shared.box_empty_at(c, i), kConsumerWarps / kConsumers);
-      }
-    }
-    ptx::barrier_init_fence();
-  }
-  __syncthreads();
+  shared.begin();
   // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {
     ptx::take_registers<232>();
@@ -368,7 +375,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int feeder = threadIdx.x / 32 - kConsumerWarps;
     if (feeder > kConsumers || !ptx::elected()) return;
     if (feeder == kConsumers) return feed_input<Operand>(p, shared, x);
-    feed_gradient<Operand>(p, shared, feeder, gy);
+    feed_gradient<Operand>(p, shared, feeder, gy, exact);
   }
 }
 
@@ -421,17 +428,18 @@ __device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shar
   static_cast<Vector*>(p.gw)[number] = *reinterpret_cast<const Vector*>(two);
 }
 
-// The bias's gradient of a channel: all rows of the patch, workers, and the four threads of a row.
+// The bias's gradient of a channel: all rows of the patch, workers, blocks of x's channels, and the
+// four threads of a row.
 template <typename Operand>
 __device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel, double* shared) {
   const int rows = patch_rows(p), inside = channel % kGradRows, eighth = inside % 8;
   const int row_of_warp = eighth % 2 ? eighth / 2 + 4 : eighth / 2;
   const int thread = inside / 16 * 32 + row_of_warp * 4;
   double sum = 0.;
-  for (int i = threadIdx.x; i < rows * p.workers * 4; i += blockDim.x) {
-    const int row = i / 4 % rows, worker = i / 4 / rows;
+  for (int i = threadIdx.x; i < rows * (unit_count(p) / job_pairs(p)) * 4; i += blockDim.x) {
+    const int row = i / 4 % rows, share = i / 4 / rows;  // of workers and blocks of x's channels
     const int block = channel / kGradRows * rows + row;
-    const int64_t unit = static_cast<int64_t>(worker) * job_pairs(p) + block / kConsumers;
+    const int64_t unit = static_cast<int64_t>(share) * job_pairs(p) + block / kConsumers;
     const int64_t at = (unit * kConsumers + block % kConsumers) * 128 + thread + i % 4;
     sum += bias_at(p)[at * 2 + inside / 8 % 2];
   }
