@@ -7,16 +7,21 @@ output.
 from __future__ import annotations
 
 import ctypes
+import gzip
+import json
 import random
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import sm90_on_cpu
+from benchmark_scripts import FOLDER, script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from params_header import CUDA, ParamsHeader
@@ -237,3 +242,43 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
     kernels = 2 * len(sm90_patch.OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
     assert spills == [0] * kernels, report
+
+
+# --- The measurements behind the rule ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[tuple[dict[str, Any], list[tuple[Any, float]]]]:
+    """Layers, and their tilings with what they took, as far as the planner still has them."""
+    sys.path.append(str(FOLDER))
+    try:
+        measure = script("measure_patch")
+    finally:
+        sys.path.remove(str(FOLDER))
+    with gzip.open(FOLDER / "results" / "h200-patches-2026-11-16.jsonl.gz", "rt") as file:
+        lines = [json.loads(line) for line in file]
+    return [(line, measure.tilings_of(line)) for line in lines]
+
+
+@pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight"])
+def test_what_the_rule_picks_is_among_the_fastest(measured: Any, direction: str) -> None:
+    lost = []
+    for line, choices in measured:
+        if line["problem"]["direction"] != direction:
+            continue
+        assert choices, "the planner has none of the tilings that were measured"
+        _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
+        lost.append(picked / min(ms for _, ms in choices) - 1)
+    assert len(lost) > 30
+    assert sum(lost) / len(lost) < 0.01
+    assert max(lost) < 0.15
+
+
+def test_the_kernels_for_all_layers_were_slower_wherever_these_serve(measured: Any) -> None:
+    """What SUPERSEDED in upconv/planner/plan.py says."""
+    gains = []
+    for line, choices in measured:
+        _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
+        gains.append(line["other"] / picked)
+    assert len(gains) == 135
+    assert min(gains) > 0.99

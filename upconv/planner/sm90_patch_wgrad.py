@@ -14,7 +14,7 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90_patch import BOX_BYTES, CONSUMERS, MEGAHERTZ, OPERANDS, READ_BYTES
+from .sm90_patch import BOX_BYTES, CONSUMERS, MEGAHERTZ, OPERANDS
 from .sm90_patch import refusal as patch_refusal
 from .sm90_wgrad import flat
 
@@ -30,11 +30,13 @@ STAGES = 8
 MOST_ROUNDS = 2
 """Units of one thread block where there are workers; without, there may be more."""
 
-LAUNCH = 12.0
+LAUNCH = 10.6
 """Microseconds, of both kernels."""
-UNIT_CYCLES = 4000.0
-STAGE_FACTOR = 1.1
-SUM_BYTES = 2.5e6
+UNIT_CYCLES = 470.0
+STAGE_FACTOR = 1.19
+READ_BYTES = 3.5e6
+"""That the memory gives in a microsecond."""
+SUM_BYTES = 1.9e6
 """Of the workspace, written and read in a microsecond."""
 
 
