@@ -1,6 +1,6 @@
 """Measures the Hopper kernel for patches on this GPU, and fits its cost rule to what was measured.
 
-    python benchmarks/measure_patch.py measure OUT.jsonl
+    python benchmarks/measure_patch.py measure OUT.jsonl [channels_last]
     python benchmarks/measure_patch.py fit RESULTS.jsonl ...
 
 `measure`: every tiling of layers whose kernel is their stride, in all directions, TF32 and BF16,
@@ -64,6 +64,7 @@ PLANNERS = {
     "grad_weight": (sm90_patch_wgrad, sm90_wgrad),
 }
 """The kernel for patches, and the one for all layers."""
+CHOSEN = ("tile_n", "resident", "workers", "weight_stages", "box_stages", "input_stages")
 CONSTANTS = {
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
     sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
@@ -76,8 +77,10 @@ def problems() -> Iterator[Problem]:
             for direction, (planner, _) in PLANNERS.items():
                 problem = Problem.of(batch, cin, cout, size, kernel, kernel, tf32=True, dtype=dtype)
                 problem = replace(problem, direction=direction, bias=direction == "forward")
-                if planner.refusal(problem, H200) is None:
-                    yield problem
+                last = [True] * (direction == "forward" and problem.ndim > 1)
+                for each in (replace(problem, channels_last=on) for on in [False, *last]):
+                    if planner.refusal(each, H200) is None:
+                        yield each
 
 
 def both_calls(problem: Problem) -> tuple[Any, Any]:
@@ -94,12 +97,19 @@ def both_calls(problem: Problem) -> tuple[Any, Any]:
     return lambda: ours(gy, x, *rest), lambda: autograd.aten_weight_gradient(gy, x, *rest)
 
 
-def measure(path: str) -> None:
+def chosen(fields: dict[str, int]) -> dict[str, int]:
+    """What of a plan is the planner's choice, and not the layer's."""
+    return {name: value for name, value in fields.items() if name in CHOSEN}
+
+
+def measure(path: str, last_only: bool) -> None:
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
     hardware, clock = plans.cuda_hardware(0), GpuClock()
     asked = plans.record
     with open(path, "w") as file, torch.no_grad():
         for problem in problems():
+            if last_only and not problem.channels_last:
+                continue
             planner, other = PLANNERS[problem.direction]
             ours, theirs = both_calls(problem)
             expected = theirs().float()
@@ -114,7 +124,7 @@ def measure(path: str) -> None:
                 plans.clear()
                 error = float((ours().float() - expected).norm() / expected.norm())
                 assert error <= LIMIT[problem.dtype], (tiling, error)
-                line["times"].append([list(planner.fields(tiling).values()), timed()])
+                line["times"].append([chosen(planner.fields(tiling)), timed()])
             plans.record = asked  # type: ignore[misc]
             with ops.forced(other.KERNEL):
                 line["other"] = timed()
@@ -128,11 +138,11 @@ def tilings_of(line: dict[str, Any]) -> list[tuple[Any, float]]:
         **{k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()}
     )
     planner, _ = PLANNERS[problem.direction]
-    times = {tuple(fields): ms for fields, ms in line["times"]}
     return [
-        (tiling, times[planner.record(tiling)])
+        (tiling, ms)
         for tiling in planner.tilings(flat(problem), H200)
-        if planner.record(tiling) in times
+        for fields, ms in line["times"]
+        if fields == chosen(planner.fields(tiling))
     ]
 
 
@@ -177,7 +187,7 @@ def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
     size = "x".join(map(str, problem.in_size))
     channels = f"{problem.batch} x {problem.in_channels} -> {problem.out_channels}"
     return (
-        f"{problem.direction:11} {problem.dtype:8} {channels}, {size}, {prod(problem.kernel)} taps:"
+        f"{problem.direction:11} {problem.dtype:8} {'last ' * problem.channels_last}{channels}, {size}, {prod(problem.kernel)} taps:"
         f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n}),"
         f" best {min(m for _, m in choices):.4f};"
         f" the other kernel {line['other']:.4f}, PyTorch {line['pytorch']:.4f}"
@@ -185,8 +195,8 @@ def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["measure"] and len(sys.argv) == 3:
-        measure(sys.argv[2])
+    if sys.argv[1:2] == ["measure"] and sys.argv[3:] in ([], ["channels_last"]):
+        measure(sys.argv[2], len(sys.argv) > 3)
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
         texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]
         lines = [json.loads(line) for text in texts for line in text]

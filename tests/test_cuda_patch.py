@@ -52,12 +52,17 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     # Images of the forward pass are multiples of 16 bytes.
     while not back and torch.Size(size).numel() * dtype.itemsize % 16:
         size[-1] *= 2
+    last = not back and ndim > 1 and draw(st.booleans())
+    step = 8 if last else 1
+    if last and draw(st.booleans()):
+        size[-1], kernel = draw(st.integers(1, 60)), (*kernel[:-1], draw(st.integers(2, 5)))
     return {
         "back": back,
+        "last": last,
         "dtype": dtype,
         "batch": draw(st.integers(1, 20)),
-        "cin": draw(st.integers(8, 300)),
-        "cout": draw(st.integers(8, 160)),
+        "cin": draw(st.integers(8 // step, 300 // step)) * step,
+        "cout": draw(st.integers(8 // step, 160 // step)) * step,
         "size": tuple(size),
         "kernel": kernel,
         "bias": draw(st.booleans()),
@@ -74,6 +79,7 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
     shape = (c["batch"], c["cin"], *c["size"])
     out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
     rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
+    layout = torch.channels_last if ndim == 2 else torch.channels_last_3d
     with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
         if c["back"]:
             gy = between_nans(out, dtype)
@@ -82,15 +88,19 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
             expected = ops._aten_gradient("grad_input", gy.double(), w.double(), shape, *rest)
         else:
             x = between_nans(shape, dtype)
+            if c["last"]:
+                x = x.contiguous(memory_format=layout)
             bias = torch.randn(c["cout"], device="cuda").to(dtype) if c["bias"] else None
-            assert serving(ndim, x, w, bias, kernel) == sm90_patch.KERNEL
+            dense = not c["last"] or min(c["size"]) * c["batch"] > 1  # else both layouts
+            assert not dense or serving(ndim, x, w, bias, kernel) == sm90_patch.KERNEL
             poison(torch.Size(out), dtype)
             result, again = (OURS[ndim - 1](x, w, bias, kernel) for _ in range(2))
             wide = None if bias is None else bias.double()
             expected = PYTORCHS[ndim - 1](x.double(), w.double(), wide, kernel)
     assert torch.equal(result, again), "two runs differ"
     assert distance(result, expected) <= LIMIT[dtype]
-    assert result.is_contiguous()
+    # One pixel, or one channel, has both layouts.
+    assert result.is_contiguous(memory_format=layout if c["last"] else torch.contiguous_format)
 
 
 @st.composite

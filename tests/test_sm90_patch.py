@@ -61,7 +61,10 @@ REFUSED = {
     "output padding": (Problem.of(2, 64, 64, (32, 32), 2, 2, 0, 1, tf32=True), "no padding"),
     "dilation": (Problem.of(2, 64, 64, (32, 32), 2, 2, dilation=3, tf32=True), "dilation"),
     "groups": (layer((32, 32), 2, in_channels=64, groups=2), "one group"),
-    "layout": (layer((32, 32), 2, channels_last=True), "contiguous layout"),
+    "layout": (
+        layer((32, 32), 2, channels_last=True, direction="grad_input"),
+        "contiguous layout only, for gradients",
+    ),
     "strict": (layer((32, 32), 2, tf32=False), "fp32_precision forbids"),
     "float64": (layer((32, 32), 2, dtype="float64"), "no float64 form"),
     "width": (layer((32, 31), 2), "even number of pixels, not 31"),
@@ -127,7 +130,8 @@ def check(library: ctypes.CDLL, tiling: sm90_patch.Tiling, problem: Problem, see
         x = whole(problem.batch, problem.out_channels, *problem.out_size)
         wanted = expected_grad_input(problem, x, w)
     record = sm90_patch.record(tiling)
-    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed)
+    last = problem.channels_last
+    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed, last)
     tolerance = 0 if problem.dtype == "float32" else 2**-8
     np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
 
@@ -147,16 +151,19 @@ def problems(draw: st.DrawFn, direction: str) -> Problem:
     size.append(width * draw(st.integers(1, 12)))
     kernel = draw(st.lists(st.integers(1, 3), min_size=ndim - 1, max_size=ndim - 1))
     kernel.append(2 if back else draw(st.sampled_from([2, 2, 4, 8])))
+    last = not back and ndim == 2 and draw(st.booleans())
+    step = 8 if last else 1
     problem = Problem.of(
         draw(st.integers(1, 5)),
-        draw(st.integers(8, 80)),
-        draw(st.integers(8, 40)),
+        draw(st.integers(8 // step, 80 // step)) * step,
+        draw(st.integers(8 // step, 40 // step)) * step,
         size,
         kernel,
         kernel,
         dtype=dtype,
         tf32=True,
         bias=draw(st.booleans()),
+        channels_last=last,
         direction=direction,
     )
     assume(sm90_patch.refusal(problem, H200) is None)
@@ -187,6 +194,13 @@ WHOLE = {
     "slices stay slices": layer((3, 4, 8), (1, 2, 2), dtype="bfloat16"),
     "a signal": layer((96,), 2),
     "K of many stages": layer((4, 8), 2, in_channels=520, out_channels=8),
+    "channels_last": layer((8, 16), 2, channels_last=True),
+    "channels_last, odd rows": layer((5, 7), 3, batch=3, channels_last=True),
+    "channels_last in 16 bits": layer((7, 7), 2, channels_last=True, dtype="bfloat16"),
+    "channels_last, a volume": layer((3, 3, 5), (1, 2, 2), channels_last=True, dtype="float16"),
+    "channels_last, many channels": layer(
+        (4, 4), 2, in_channels=136, out_channels=120, channels_last=True, dtype="bfloat16"
+    ),
 }
 
 
@@ -240,7 +254,7 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     assert done.returncode == 0, report
     assert "serialized" not in report, "the WGMMA pipeline is broken up"
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
-    kernels = 2 * len(sm90_patch.OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
+    kernels = 3 * len(sm90_patch.OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
     assert spills == [0] * kernels, report
 
 

@@ -116,6 +116,8 @@ def patch_sweep() -> None:
         operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
         none, ones, step = ((v,) * len(size) for v in (0, 1, kernel))
         with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+            if len(size) == 2:
+                operator(x.contiguous(memory_format=torch.channels_last), w, None, kernel)
             y = operator(x, w, None, kernel)
             gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
         with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):

@@ -72,6 +72,8 @@ class Tiling:
     @property
     def blocks(self) -> int:
         pixels, batch = prod(self.problem.in_size), self.problem.batch
+        if self.problem.channels_last:  # images follow each other
+            return -(-batch * pixels // BLOCK)
         if self.backward:  # in parts of rows
             *rows, width = self.problem.in_size
             part = row_part(self.problem)
@@ -139,8 +141,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return reason
     if problem.strict:
         return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
-    if problem.channels_last:
-        return "reads the contiguous layout only"
+    if problem.channels_last and problem.direction != "forward":
+        return "reads the contiguous layout only, for gradients"
     if problem.groups > 1:
         return "takes one group of channels"
     if problem.kernel != problem.stride:
@@ -155,7 +157,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
             return f"takes patches 2 wide, not {problem.kernel[-1]}, for gradients"
         if width * 2 * element % 16:
             return f"needs rows of a multiple of {8 // element} pixels, not {width}"
-    else:
+    elif not problem.channels_last:
         if problem.kernel[-1] % 4 and problem.kernel[-1] != 2:
             return f"takes patches 2, or a multiple of 4, wide, not {problem.kernel[-1]}"
         if width % 2:
@@ -163,7 +165,10 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         if prod(problem.in_size) * element % 16:
             return "needs images of a multiple of 16 bytes"
     pixels, channels = prod(problem.in_size), TILES[0] // prod(problem.kernel) + 2  # of a tile
-    if channels * prod(problem.out_size) // 2 >= 2 * INT - 1 or problem.batch * pixels >= INT:
+    if (
+        channels * prod(problem.out_size) // 2 >= 2 * INT - 1
+        or problem.batch * pixels >= INT - 4 * BLOCK
+    ):
         return "images, or a batch of them, beyond its 32-bit sizes"
     if columns(problem) * 2 >= INT:
         return "too many channels and taps for its 32-bit sizes"
@@ -205,6 +210,7 @@ def fields(tiling: Tiling) -> dict[str, int]:
     problem = tiling.problem
     return {
         "operand": OPERANDS[problem.dtype],
+        "channels_last": int(problem.channels_last),
         "backward": int(tiling.backward),
         "tile_n": tiling.n,
         "resident": int(tiling.resident),

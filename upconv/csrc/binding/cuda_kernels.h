@@ -146,8 +146,8 @@ inline CudaKernel::Prepared read_patch(const CallSizes& call, const std::vector<
   const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
   const int64_t step[] = {plan->step_z, plan->step_y, plan->step_x};
   const bool back = call.direction == kGradInput;
-  bool fits = !call.channels_last && call.groups == 1 && plan->backward == back &&
-              plan->batch == call.batch &&
+  bool fits = plan->channels_last == call.channels_last && call.groups == 1 &&
+              plan->backward == back && plan->batch == call.batch &&
               plan->in_channels == (back ? call.out_channels : call.in_channels) &&
               plan->out_channels == (back ? call.in_channels : call.out_channels);
   for (int i = 0; i < 3; ++i) {

@@ -48,6 +48,16 @@ cudaError_t describe_input(const PatchParams& p, bool whole, CUtensorMap* map) {
       {part(pixels), part(Way::kPart / pixels), part(Way::kChannels), 1, 1}, map);
 }
 
+// The input on channels_last: channels, pixels of all images.
+template <typename Way>
+cudaError_t describe_pixels(const PatchParams& p, CUtensorMap* map) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const cuuint64_t pixel = size(p.in_channels) * sizeof(typename Way::Element);
+  const cuuint64_t pixels = size(p.batch) * size(pixels_of(p)), all = pixel * pixels;
+  return encode_boxes<Way>(p, {size(p.in_channels), pixels, 1, 1, 1}, {pixel, all, all, all},
+                           {static_cast<cuuint32_t>(Way::kChannels), kBlock, 1, 1, 1}, map);
+}
+
 // grad_output as the TMA sees it: columns, rows, depths, channels, images.
 template <typename Way>
 cudaError_t describe_gradient(const PatchParams& p, CUtensorMap* map) {
@@ -62,6 +72,17 @@ cudaError_t describe_gradient(const PatchParams& p, CUtensorMap* map) {
                            {part(Way::kPart * p.step_x), 1, 1, part(Way::kChannels), 1}, map);
 }
 
+template <typename Way>
+cudaError_t describe(const PatchParams& p, CUtensorMap* whole, CUtensorMap* rest) {
+  if constexpr (Way::kFromMemory) {
+    return describe_pixels<Way>(p, whole);
+  } else {
+    if (p.backward) return describe_gradient<Way>(p, whole);
+    const cudaError_t error = describe_input<Way>(p, true, whole);
+    return error == cudaSuccess ? describe_input<Way>(p, false, rest) : error;
+  }
+}
+
 template <typename Way, int N>
 cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_patch<Way, N>;
@@ -70,12 +91,7 @@ cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t 
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap whole{}, rest{};
-  if (p.backward) {
-    error = describe_gradient<Way>(p, &whole);
-  } else {
-    error = describe_input<Way>(p, true, &whole);
-    if (error == cudaSuccess) error = describe_input<Way>(p, false, &rest);
-  }
+  error = describe<Way>(p, &whole, &rest);
   if (error != cudaSuccess) return error;
   int blocks = units < multiprocessors ? units : multiprocessors;
   // The units of a thread block are so many apart, and then all of the same columns.
@@ -99,10 +115,12 @@ cudaError_t launch_pack(const PatchParams& p, const void* weight, void* packed,
 
 template <typename Operand>
 cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(n)                                                                    \
-  if (p.tile_n == n) {                                                                   \
-    return p.backward ? launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream) \
-                      : launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream); \
+#define UPCONV_TRY(n)                                                                        \
+  if (p.tile_n == n) {                                                                       \
+    if (p.backward) return launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream); \
+    if (p.channels_last)                                                                     \
+      return launch_tile<ForwardLast<Operand, n>, n>(p, multiprocessors, stream);            \
+    return launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream);                  \
   }
   UPCONV_PATCH_TILES(UPCONV_TRY)
 #undef UPCONV_TRY
@@ -119,8 +137,9 @@ int64_t packed_bytes(const PatchParams& p) {
 
 template <typename Operand>
 cudaError_t pack(const PatchParams& p, const void* weight, void* packed, cudaStream_t stream) {
-  return p.backward ? launch_pack<Backward<Operand, 64>>(p, weight, packed, stream)
-                    : launch_pack<Forward<Operand, 64>>(p, weight, packed, stream);
+  if (p.backward) return launch_pack<Backward<Operand, 64>>(p, weight, packed, stream);
+  if (p.channels_last) return launch_pack<ForwardLast<Operand, 64>>(p, weight, packed, stream);
+  return launch_pack<Forward<Operand, 64>>(p, weight, packed, stream);
 }
 
 }  // namespace patch
@@ -135,8 +154,9 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
   return at == length && plan->weight_stages <= patch::kMaxStages &&
          plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
          rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
-         (plan->span == 2 || plan->span == 4) && plan->step_x % plan->span == 0 &&
-         (!plan->backward || plan->step_x == 2);
+         (plan->channels_last || plan->span == 2 || plan->span == 4) &&
+         (plan->channels_last || plan->step_x % plan->span == 0) &&
+         !(plan->channels_last && plan->backward) && (!plan->backward || plan->step_x == 2);
 }
 
 int64_t patch_packed_bytes(const PatchParams& plan) {

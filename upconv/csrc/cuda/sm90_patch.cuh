@@ -16,6 +16,7 @@
 // side by side (stride 2): the accumulators are stored as they are, 128 bytes in a row.
 // Blocks: 64 pixels of one image; what is left over of an image, say 4 of 14 x 14, goes into blocks
 // with that of other images. For the gradient, parts of rows of any images.
+// channels_last: pixels of all images follow each other, and operand A needs no registers.
 // Weights: a ring, or, where all of a group of columns fit, they stay, and the thread block keeps
 // to that group.
 //
@@ -30,6 +31,8 @@
 
 #include "sm90_patch_backward.cuh"
 #include "sm90_patch_forward.cuh"
+#include "sm90_patch_last.cuh"
+#include "wgmma.cuh"
 #include "wgmma_registers.cuh"
 
 namespace upconv::patch {
@@ -113,7 +116,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply() {
     const uint32_t from = shared.boxes + (c * p.box_stages + box.index) * kBoxBytes;
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
-    way.load(a[kSet], from, places);
+    if constexpr (!Way::kFromMemory) way.load(a[kSet], from, places);
     ptx::barrier_wait(shared.full + 8 * weights.index, weights.parity);
     // 8 columns are 128 bytes, the other 16 bytes of their K come after all columns.
     const uint64_t high = static_cast<uint64_t>(128 >> 4) << 32;
@@ -121,7 +124,14 @@ struct Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      WgmmaRegisters<typename Way::Operand, N>::run(d, a[kSet][step], high | low);
+      if constexpr (Way::kFromMemory) {
+        // Rows of 128 bytes, swizzled (mode 1); 8 of them are 1024 bytes.
+        const uint64_t rows = static_cast<uint64_t>(1u << 30 | 1024 >> 4) << 32;
+        const uint32_t at = (from >> 4) + step * 2 | 1u << 16;
+        Wgmma<typename Way::Operand, N>::run(d, rows | at, high | low);
+      } else {
+        WgmmaRegisters<typename Way::Operand, N>::run(d, a[kSet][step], high | low);
+      }
       low += N * 32 >> 4;
     }
     ptx::wgmma_commit();
