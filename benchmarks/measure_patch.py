@@ -187,7 +187,8 @@ def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
     size = "x".join(map(str, problem.in_size))
     channels = f"{problem.batch} x {problem.in_channels} -> {problem.out_channels}"
     return (
-        f"{problem.direction:11} {problem.dtype:8} {'last ' * problem.channels_last}{channels}, {size}, {prod(problem.kernel)} taps:"
+        f"{problem.direction:11} {problem.dtype:8} {'last ' * problem.channels_last}{channels},"
+        f" {size}, {prod(problem.kernel)} taps:"
         f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n}),"
         f" best {min(m for _, m in choices):.4f};"
         f" the other kernel {line['other']:.4f}, PyTorch {line['pytorch']:.4f}"
