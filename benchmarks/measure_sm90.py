@@ -28,8 +28,9 @@ from upconv.cases import CASES
 from upconv.planner import Hardware, Problem, sm90
 from upconv.planner.sm90_area import GROUP
 from upconv.planner.sm90_cost import CYCLES
+from upconv.planner.sm90_search import tilings
 from upconv.planner.sm90_task import Task, forward_task, input_gradient_task, shapes
-from upconv.planner.sm90_tiling import Tiling, memory_cycles, tilings
+from upconv.planner.sm90_tiling import Tiling, memory_cycles
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation

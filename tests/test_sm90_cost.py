@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from benchmark_scripts import script
+from sm90_references import TASKS
 
-from upconv.planner import H200, Problem, sm90, sm90_area, sm90_cost
+from upconv.planner import H200, Problem, sm90, sm90_area, sm90_cost, sm90_search
+from upconv.planner.sm90_search import tilings
 from upconv.planner.sm90_task import shapes
-from upconv.planner.sm90_tiling import tilings
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,50 @@ def test_what_is_measured_is_what_the_fit_reads(fit: Any, measure: Any, tmp_path
     ours = fit.known(names, 1)
     assert runs.expected(ours).tolist() == pytest.approx(runs.cycles.tolist(), rel=1e-3)
     assert float(runs.picked(ours).max()) == pytest.approx(0, abs=1e-3)
+
+
+SEARCHED = {
+    "stride 1": Problem.of(8, 64, 64, (96, 96), 3, tf32=True),
+    "phases": Problem.of(16, 128, 64, (32, 32), 4, 2, 1, dtype="bfloat16"),
+    "a vocoder": Problem.of(4, 256, 128, (500,), 16, 8, 4, tf32=True),
+    "lines": Problem.of(4, 32, 64, (64, 128), 3, 5, 1, dilation=2, dtype="bfloat16"),
+    "groups": Problem.of(4, 64, 64, (40, 44), 3, 2, 1, 1, groups=4, tf32=True),
+    "strict": Problem.of(4, 64, 32, (40, 44), 3),
+    "channels_last": Problem.of(4, 64, 32, (40, 44), 3, tf32=True, channels_last=True),
+    "a volume": Problem.of(2, 48, 24, (9, 20, 24), 3, tf32=True),
+}
+
+
+@pytest.mark.parametrize("direction", TASKS)
+@pytest.mark.parametrize("name", SEARCHED)
+def test_the_search_finds_the_fastest_of_all_and_looks_at_few(
+    name: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = []
+    for shape in shapes(TASKS[direction](SEARCHED[name])):
+        by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in sm90.BLOCKS}
+        every += sm90_search.openings(shape, by_blocks, H200)
+    all_of_them = [(opening, tiling) for opening in every for tiling in opening.tilings()]
+    first = min(all_of_them, key=lambda found: found[1].cycles)
+    looked_at = 0
+    original = sm90_search.Opening.tilings
+
+    def counted(opening: sm90_search.Opening) -> Any:
+        nonlocal looked_at
+        for tiling in original(opening):
+            looked_at += 1
+            yield tiling
+
+    monkeypatch.setattr(sm90_search.Opening, "tilings", counted)
+    assert sm90_search.fastest(every) == first
+    # Gradients have fewer tilings, and the rings are more of their work.
+    assert direction != "forward" or looked_at < 0.6 * len(all_of_them)
+
+
+def test_no_tiling_takes_less_than_its_opening_promises() -> None:
+    for problem in SEARCHED.values():
+        for shape in shapes(TASKS["forward"](problem)):
+            by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in sm90.BLOCKS}
+            for opening in sm90_search.openings(shape, by_blocks, H200):
+                least = opening.least_cycles(opening.common())
+                assert all(tiling.cycles >= least for tiling in opening.tilings())

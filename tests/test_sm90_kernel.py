@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sm90_references import STRIPS, TASKS, expected, expected_grad_input, problems
 
-from upconv.planner import H200, Problem, sm90, sm90_area, sm90_tiling
+from upconv.planner import H200, Problem, sm90, sm90_area, sm90_search, sm90_tiling
 from upconv.planner.sm90_task import Shape, Task
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on the PATH")
@@ -39,7 +39,7 @@ def tilings(task: Task) -> list[tuple[Shape, list[sm90.Job], sm90_tiling.Tiling]
     result = []
     for shape in sm90.shapes(task):
         by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
-        for tiling in sm90_tiling.tilings(shape, by_blocks, hardware):
+        for tiling in sm90_search.tilings(shape, by_blocks, hardware):
             job_list = by_blocks[tiling.blocks]
             assert job_list is not None
             result.append((shape, job_list, tiling))

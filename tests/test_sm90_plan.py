@@ -30,6 +30,7 @@ from upconv.planner import (
     sm90,
     sm90_area,
     sm90_load,
+    sm90_search,
     sm90_task,
     sm90_tiling,
 )
@@ -143,7 +144,7 @@ def test_no_role_of_the_kernel_waits_for_ever(
     choices = []
     for shape in sm90.shapes(TASKS[direction](problem)):
         by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
-        for tiling in sm90_tiling.tilings(shape, by_blocks, hardware):
+        for tiling in sm90_search.tilings(shape, by_blocks, hardware):
             choices.append((shape, by_blocks[tiling.blocks], tiling))
     for shape, job_list, tiling in choose.sample(choices, min(len(choices), 3)):
         assert job_list is not None
@@ -344,7 +345,7 @@ def test_columns_that_are_not_stored_stay_in_the_slack_behind_the_tile() -> None
 def test_planner_and_header_agree_on_fields_and_limits() -> None:
     shape = sm90.shapes(forward_task(Problem.of(1, 8, 8, (4, 4), 3, tf32=True)))[0]
     by_blocks = {blocks: sm90.jobs(shape, blocks) for blocks in range(1, 5)}
-    tiling = next(sm90_tiling.tilings(shape, by_blocks, H200))
+    tiling = next(sm90_search.tilings(shape, by_blocks, H200))
     assert list(tiling.fields(shape)) == emulator.header_fields()
     for name, value in {
         "kMaxKinds": sm90_load.MAX_KINDS,

@@ -9,7 +9,8 @@ pixels in shared memory, at one place of the tile for each tap. The planner turn
     jobs    what one warpgroup accumulates: blocks of 64 rows, each a kind and 64 channels
     visits  the planes that a unit of work loads, with the lists of its one or two jobs there
     tiling  which pixels make a tile (sm90_area.py), how it lies in shared memory, how deep the
-            rings are (sm90_tiling.py, sm90_weights.py), what it costs (sm90_cost.py)
+            rings are (sm90_tiling.py, sm90_weights.py), what it costs (sm90_cost.py), and which
+            is the fastest (sm90_search.py)
 
 and picks the tiling with the least expected time. `record` writes it all as the integers that
 csrc/cuda/sm90_params.h reads. `consider` answers for the forward pass; any other direction is a
@@ -24,6 +25,7 @@ from math import prod
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90_load import MAX_BLOCKS, step_count, visits
+from .sm90_search import Opening, fastest, openings
 from .sm90_task import (
     MAX_WIDTH_PHASES,
     WARP_ROWS,
@@ -34,7 +36,7 @@ from .sm90_task import (
     input_gradient_task,
     shapes,
 )
-from .sm90_tiling import BLOCKS, OPERANDS, Tiling, tilings
+from .sm90_tiling import BLOCKS, OPERANDS, Tiling
 from .sm90_weights import STEP_PAIRS
 
 KERNEL = "sm90_wgmma_fprop"
@@ -134,17 +136,14 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 
 def consider_task(task: Task, hardware: Hardware) -> Candidate | Refusal:
     """The fastest plan for a task that `legality` lets through."""
-    best: tuple[Shape, list[Job], Tiling] | None = None
+    every: list[Opening] = []
     for shape in shapes(task):
         by_blocks = {blocks: jobs(shape, blocks) for blocks in BLOCKS}
-        for tiling in tilings(shape, by_blocks, hardware):
-            if best is None or tiling.cycles < best[2].cycles:
-                chosen = by_blocks[tiling.blocks]
-                assert chosen is not None
-                best = (shape, chosen, tiling)
+        every += openings(shape, by_blocks, hardware)
+    best = fastest(every)
     if best is None:
         return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
-    shape, chosen_jobs, tiling = best
+    (shape, _, chosen_jobs, *_), tiling = best
     planes = len({plane for job in chosen_jobs for kind in job.kinds for plane in kind.planes})
     return Candidate(
         KERNEL,

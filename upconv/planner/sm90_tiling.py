@@ -5,7 +5,7 @@ A tiling is an area (sm90_area.py), the jobs that read it, and how deep slices a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import gcd, prod
@@ -20,9 +20,6 @@ from .sm90_area import (
     Area,
     Box,
     aligned,
-    areas,
-    compiled,
-    raw_rings,
     stored_share,
     tile_counts,
 )
@@ -36,7 +33,7 @@ from .sm90_cost import (
     gathering_cycles,
     line_cycles,
 )
-from .sm90_load import MAX_JOBS, SPLIT_PARTS, Load, sum_slices
+from .sm90_load import SPLIT_PARTS, Load, sum_slices
 from .sm90_task import WARP_ROWS, Shape, Taps, Task, Triple
 from .sm90_weights import STAGE_BYTES, WeightRings, turn_slices, weight_rings
 
@@ -219,42 +216,6 @@ class Tiling:
             *((SPLIT_NOTE,) if shape.task.split else ()),
             f"most of the time goes to {self.work.most}; {self.cycles / CLOCK_MHZ:.1f} us expected",
         )
-
-
-def tilings(
-    shape: Shape, by_blocks: Mapping[int, list[Job] | None], hardware: Hardware
-) -> Iterator[Tiling]:
-    """Every legal tiling of a shape, with its expected time."""
-    split = shape.task.split
-    total_blocks = shape.task.channel_blocks
-    depths = sorted({b for b in (16, 8, 4, 2, total_blocks) if b <= min(max(total_blocks, 2), 16)})
-    loads: dict[tuple[int, bool, int], Load] = {}
-    for n, blocks in SPLIT_TILES if split else TILES:
-        job_list = by_blocks[blocks]
-        if not job_list or len(job_list) + 1 > MAX_JOBS:  # an odd number gets one that idles
-            continue
-        orders = (True, False) if len(job_list) > 1 and not split else (True,)
-        if job_list[0].paired:
-            orders = (False,)
-        for area in areas(shape, n, store_vector(shape, job_list)):
-            if not (addressable(shape.task, area) and compiled(area, n, blocks, split)):
-                continue
-            for slice_blocks in reversed(depths):
-                if area.copy < COPY_BOXES and slice_blocks > 4 and slice_blocks % 4:
-                    continue  # the loaders by themselves take four at a time
-                for alternate in orders:
-                    key = blocks, alternate, slice_blocks
-                    if key not in loads:
-                        whole = slice_blocks >= total_blocks
-                        loads[key] = Load.of(job_list, alternate, slice_blocks, split, whole)
-                    load = loads[key]
-                    if not load.fits:
-                        continue
-                    reads = load.pairs / max(load.visits, 1) * operand_reads(n, split)
-                    for ring in raw_rings(shape, area, slice_blocks, reads):
-                        yield from pipelines(
-                            shape, load, job_list[0], (n, *key), area, ring, hardware
-                        )
 
 
 def operand_reads(n: int, split: bool) -> float:
