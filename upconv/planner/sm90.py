@@ -126,6 +126,14 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     return None
 
 
+def rounding_legality(problem: Problem, hardware: Hardware) -> str | None:
+    """The same for kernels that have no form for float32 that must not be rounded."""
+    reason = legality(problem, hardware)
+    if reason is None and problem.strict:
+        return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
+    return reason
+
+
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = legality(problem, hardware)
     if reason:

@@ -15,7 +15,7 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90 import legality
+from .sm90 import rounding_legality
 from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch"
@@ -136,11 +136,9 @@ def depth(problem: Problem) -> int:
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = legality(problem, hardware)
+    reason = rounding_legality(problem, hardware)
     if reason:
         return reason
-    if problem.strict:
-        return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.channels_last and problem.direction != "forward":
         return "reads the contiguous layout only, for gradients"
     if problem.groups > 1:

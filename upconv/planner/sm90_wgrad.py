@@ -21,7 +21,7 @@ from . import sm90_wgrad_bias
 from .candidate import Candidate, Refusal
 from .cuda_aten import bias_microseconds
 from .problem import Hardware, Problem
-from .sm90 import legality
+from .sm90 import rounding_legality
 from .sm90_area import up
 from .sm90_tiling import OPERANDS
 from .sm90_wgrad_bias import Sums
@@ -110,11 +110,9 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = legality(problem, hardware)
+    reason = rounding_legality(problem, hardware)
     if reason:
         return reason
-    if problem.strict:
-        return "rounds float32 to TF32, which torch.backends.cudnn.conv.fp32_precision forbids"
     if problem.channels_last:
         return "reads the contiguous layout only"
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
