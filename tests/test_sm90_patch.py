@@ -28,6 +28,7 @@ from params_header import CUDA, ParamsHeader
 from sm90_references import expected, expected_grad_input
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
+from upconv.planner.sm90_tiling import OPERANDS
 from upconv.planner.sm90_wgrad import flat
 
 DIRECTIONS = ("forward", "grad_input")
@@ -72,6 +73,7 @@ REFUSED = {
     "bytes": (layer((7, 14), 2, dtype="bfloat16"), "a multiple of 16 bytes"),
     "gradient's rows": (layer((32, 7), 2, direction="grad_input"), "of 2 pixels, not 7"),
     "gradient's patch": (layer((32, 32), 4, direction="grad_input"), "2 wide, not 4"),
+    "a long K": (layer((2, 16), (300, 2), out_channels=2048, direction="grad_input"), "too many"),
     "large": (layer((2**14, 2**12), 2, batch=1), "32-bit sizes"),
 }
 
@@ -245,7 +247,7 @@ def test_what_is_left_over_of_an_image_is_not_computed_alone() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
-    kernels = 3 * len(sm90_patch.OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
+    kernels = 3 * len(OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
     assert spilled_bytes(CUDA / "sm90_patch.cu", tmp_path) == [0] * kernels
 
 

@@ -16,13 +16,14 @@ from math import prod
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
+from .sm90_cost import CLOCK_MHZ
+from .sm90_tiling import OPERANDS
 from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch"
 
 TILES = (256, 128, 64)
 """Columns of a tile: UPCONV_PATCH_TILES in csrc/cuda/sm90_patch.cu."""
-OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 BLOCK, CONSUMERS = 64, 2
 """Pixels of a warpgroup, and warpgroups."""
 ROW_BYTES = 128
@@ -33,10 +34,10 @@ MOST_STAGES = 16
 RING_BYTES = 128 * 1024
 """Of weights that do not stay."""
 LEAST_BOXES, MOST_BOXES = 3, 6
+MOST_DEPTH = 65535 // 8
+"""Stages of K: the kernel that packs has 8 rows of its grid for each."""
 INT = 2**31
 
-MEGAHERTZ = 1700.0
-"""Of the multiprocessors under load."""
 LAUNCH = 6.1
 """Microseconds."""
 UNIT_CYCLES = 1300.0
@@ -101,7 +102,7 @@ class Tiling:
             workers -= workers % self.groups
         rounds = -(-self.units // workers)
         cycles = rounds * (depth(problem) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES)
-        products = max(cycles / MEGAHERTZ, each * read / READ_BYTES)
+        products = max(cycles / CLOCK_MHZ, each * read / READ_BYTES)
         return LAUNCH + products + each * stored / STORE_BYTES
 
     @property
@@ -168,8 +169,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         or problem.batch * pixels >= INT - 4 * BLOCK
     ):
         return "images, or a batch of them, beyond its 32-bit sizes"
-    if columns(problem) * 2 >= INT:
-        return "too many channels and taps for its 32-bit sizes"
+    if columns(problem) * 2 >= INT or depth(problem) > MOST_DEPTH:
+        return "too many channels and taps for its sizes"
     return None
 
 
@@ -180,7 +181,6 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
         stage = n * ROW_BYTES
         for resident in (True, False):
             stages = depth(problem) if resident else RING_BYTES // stage
-            stages = stages if resident else min(stages, MOST_STAGES)
             boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * BOX_BYTES))
             tiling = Tiling(problem, n, resident, stages, boxes)
             many = tiling.groups > hardware.multiprocessors

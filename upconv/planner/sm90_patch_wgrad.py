@@ -14,8 +14,10 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90_patch import BOX_BYTES, CONSUMERS, MEGAHERTZ, OPERANDS
+from .sm90_cost import CLOCK_MHZ
+from .sm90_patch import BOX_BYTES, CONSUMERS
 from .sm90_patch import refusal as patch_refusal
+from .sm90_tiling import OPERANDS
 from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch_wgrad"
@@ -89,7 +91,7 @@ class Tiling:
         read = problem.batch * problem.element_bytes * (outer + inner)
         rounds = -(-self.units // hardware.multiprocessors)
         each = -(-self.parts // self.workers) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES
-        products = max(rounds * each / MEGAHERTZ, read / READ_BYTES)
+        products = max(rounds * each / CLOCK_MHZ, read / READ_BYTES)
         return LAUNCH + products + self.workspace / SUM_BYTES
 
 

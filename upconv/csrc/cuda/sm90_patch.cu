@@ -1,5 +1,5 @@
 // Host side of the Hopper kernel for patches: plan integers in, two launches out. One file has all
-// of its forms, 10 s of compilation that several threads share.
+// of its forms, 15 s of compilation that several threads share.
 #include "sm90_patch.cuh"
 
 #include <cuda_runtime.h>
@@ -14,8 +14,8 @@ namespace patch {
 #define UPCONV_PATCH_TILES(X) X(256) X(128) X(64)
 #define UPCONV_PATCH_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
 
-// One row of 128 bytes for each channel, swizzled; `pixels` is less where a row has parts of
-// several images, which TMA does not swizzle.
+// Boxes with rows of 128 bytes, swizzled. Rows that are shorter (what is left over of an image) TMA
+// does not swizzle.
 template <typename Way>
 cudaError_t encode_boxes(const PatchParams& p, const cuuint64_t (&sizes)[5],
                          const cuuint64_t (&strides)[4], const cuuint32_t (&box)[5],
