@@ -43,6 +43,13 @@ def poison(shape: torch.Size, dtype: torch.dtype) -> None:
     shared_memory_filler()()
 
 
+def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, with NaN before and behind them in memory."""
+    count = torch.Size(shape).numel()
+    around = torch.full((count + 8192,), float("nan"), device="cuda", dtype=dtype)
+    return around[4096 : 4096 + count].view(shape).normal_()
+
+
 FILL = """
 extern "C" __global__ void fill(int words) {
   extern __shared__ volatile unsigned int memory[];

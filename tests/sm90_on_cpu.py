@@ -65,7 +65,8 @@ def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
     library = folder / "kernel.so"
     # The shared memory of kernels in a namespace of their own is the same memory.
     same = [
-        f"-Wl,--defsym=_ZN6upconv5{name}6memoryE=_ZN6upconv6memoryE" for name in ("wgrad", "patch")
+        f"-Wl,--defsym=_ZN6upconv{len(name)}{name}6memoryE=_ZN6upconv6memoryE"
+        for name in ("wgrad", "patch", "phases")
     ]
     subprocess.run(["g++", "-shared", *same, "-o", library, *objects], check=True, timeout=100)
     return ctypes.CDLL(str(library))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, distance, poison, serving
+from gpu_checks import allocations, between_nans, distance, poison, serving
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -30,13 +30,6 @@ PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
-
-
-def between_nans(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers, with NaN before and behind them in memory."""
-    count = torch.Size(shape).numel()
-    around = torch.full((count + 8192,), float("nan"), device="cuda", dtype=dtype)
-    return around[4096 : 4096 + count].view(shape).normal_()
 
 
 @st.composite

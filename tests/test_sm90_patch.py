@@ -259,7 +259,7 @@ def measured() -> list[tuple[dict[str, Any], list[tuple[Any, float]]]]:
     """Layers, and their tilings with what they took, as far as the planner still has them."""
     sys.path.append(str(FOLDER))
     try:
-        measure = script("measure_patch")
+        measure = script("measure_pixels")
     finally:
         sys.path.remove(str(FOLDER))
     with gzip.open(FOLDER / "results" / "h200-patches-2026-11-16.jsonl.gz", "rt") as file:

@@ -19,6 +19,7 @@ from upconv.planner import (
     sm90,
     sm90_patch,
     sm90_patch_wgrad,
+    sm90_phases,
     sm90_wgrad,
 )
 
@@ -33,6 +34,16 @@ SWEEP = [
     (2, 24, 40, (11, 34), (3, 3), 1, 1, 0, 1, False, torch.bfloat16),
     (2, 64, 64, (14, 14), (2, 2), 2, 0, 0, 1, True, torch.bfloat16),
     (1, 24, 72, (7, 33), (2, 3), (3, 1), 0, 0, (1, 2), True, torch.float32),
+]
+
+# batch, in, out, size, kernel, stride, padding, output padding, dtype
+PHASES_SWEEP = [
+    (3, 40, 24, (8, 8), 4, 2, 1, 0, torch.float32),
+    (2, 72, 136, (9, 24), 4, 2, 1, 0, torch.bfloat16),
+    (2, 24, 40, (7, 48), 3, 2, 1, 1, torch.float16),
+    (1, 24, 70, (5, 12), 3, 2, 1, 0, torch.float32),
+    (2, 16, 24, (3, 4, 16), 4, 2, 1, 0, torch.bfloat16),
+    (2, 64, 24, (264,), 4, 2, 1, 0, torch.float32),
 ]
 
 # batch, in, out, size, kernel and stride, dtype
@@ -128,6 +139,18 @@ def patch_sweep() -> None:
         print("clean, patches", batch, cin, cout, size, kernel, dtype)
 
 
+def phases_sweep() -> None:
+    for batch, cin, cout, size, kernel, *steps, dtype in PHASES_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
+        lists = [(v,) * len(size) for v in (*steps, 1)]
+        with torch.no_grad(), ops.forced(sm90_phases.KERNEL):
+            y = operator(x, w, None, *steps)
+            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, *lists[:3], 1, lists[3])
+        torch.cuda.synchronize()
+        assert all(bool(torch.isfinite(each).all()) for each in (y, gx))
+        print("clean, phases", batch, cin, cout, size, kernel, *steps, dtype)
+
+
 def bias_sweep() -> None:
     for size, last, dtype in BIAS_SWEEP:
         gy = torch.randn(size, device="cuda").to(dtype)
@@ -189,6 +212,7 @@ def main() -> None:
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     gradient_sweep()
     patch_sweep()
+    phases_sweep()
     bias_sweep()
 
 

@@ -34,6 +34,7 @@ KERNEL_IDS = {
     "gather_igrad": 9,
     "sm90_patch": 10,
     "sm90_patch_wgrad": 11,
+    "sm90_phases": 12,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -2885,6 +2885,11 @@ __device__ __forceinline__ uint32_t to_halves(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
   return both;
 }
+__device__ __forceinline__ uint32_t to_bfloat16s(float low, float high) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
 // The two halves, no larger and no smaller than the bounds, which NaN becomes, too.
 __device__ __forceinline__ uint32_t bounded_halves(uint32_t v, uint32_t low, uint32_t high) {
   asm("min.f16x2 %0, %0, %2;\n\tmax.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low), "r"(high));

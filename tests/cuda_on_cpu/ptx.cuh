@@ -31,6 +31,9 @@ inline uint32_t bounded_halves(uint32_t v, uint32_t low, uint32_t high) {
 inline uint32_t to_halves(float low, float high) {
   return to_float16(low).bits | static_cast<uint32_t>(to_float16(high).bits) << 16;
 }
+inline uint32_t to_bfloat16s(float low, float high) {
+  return to_bfloat16(low).bits | static_cast<uint32_t>(to_bfloat16(high).bits) << 16;
+}
 
 // Shared addresses are offsets, from 1024 on: 0 would hide a mistake.
 constexpr uint32_t kBase = 1024;

@@ -63,6 +63,7 @@ _LONGEST_FIRST = (
     "binding/*",  # a single thread, 10 s
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
     "cuda/sm90_*_narrow.cu",  # 14 to 20 s
+    "cuda/sm90_phases.cu",  # 19 s, in several threads
     "cuda/sm90_*patch.cu",  # 15 and 7 s, in several threads
     "cuda/sm90_wgrad_*16.cu",  # 18 s
     "cuda/sm90_*[!h].cu",  # 13 to 17 s

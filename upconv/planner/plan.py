@@ -19,6 +19,7 @@ from . import (
     sm90,
     sm90_patch,
     sm90_patch_wgrad,
+    sm90_phases,
     sm90_wgrad,
 )
 from .candidate import ATEN, Candidate, Refusal
@@ -29,6 +30,7 @@ KERNELS = {
     cpu.KERNEL: cpu.consider,
     sm90.KERNEL: sm90.consider,
     sm90_patch.KERNEL: sm90_patch.consider,
+    sm90_phases.KERNEL: sm90_phases.consider,
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
@@ -43,6 +45,7 @@ KERNELS = {
 SERVED = {
     sm90.KERNEL: ("forward", "grad_input"),
     sm90_patch.KERNEL: ("forward", "grad_input"),
+    sm90_phases.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
     sm90_patch_wgrad.KERNEL: ("grad_weight",),
@@ -58,6 +61,8 @@ PROVEN = {
     (sm90.KERNEL, "grad_input"): ((9, 0),),
     (sm90_patch.KERNEL, "forward"): ((9, 0),),
     (sm90_patch.KERNEL, "grad_input"): ((9, 0),),
+    (sm90_phases.KERNEL, "forward"): ((9, 0),),
+    (sm90_phases.KERNEL, "grad_input"): ((9, 0),),
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (sm90_patch_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct.KERNEL, "forward"): ((9, 0),),

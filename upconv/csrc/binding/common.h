@@ -43,7 +43,8 @@ enum KernelId : int64_t {
   kGatherWgrad = 8,
   kGatherIgrad = 9,
   kSm90Patch = 10,
-  kSm90PatchWgrad = 11
+  kSm90PatchWgrad = 11,
+  kSm90Phases = 12
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

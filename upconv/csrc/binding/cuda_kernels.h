@@ -20,6 +20,7 @@
 #ifdef UPCONV_SM90
 #include "cuda/sm90_launch.h"
 #include "cuda/sm90_patch_launch.h"
+#include "cuda/sm90_phases_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
 #include "cuda/sm90_wgrad_patch_launch.h"
 #endif
@@ -178,6 +179,49 @@ inline CudaKernel patch_kernel() {
             params.bias = operands.bias;
             params.result = operands.output;
             return patch_run(params, multiprocessors, stream);
+          }};
+}
+
+inline CudaKernel::Prepared read_phases(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<PhasesParams>();
+  if (!read_phases_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const int64_t kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool back = call.direction == kGradInput;
+  bool fits = !call.channels_last && call.groups == 1 && plan->backward == back &&
+              plan->batch == call.batch &&
+              plan->in_channels == (back ? call.out_channels : call.in_channels) &&
+              plan->out_channels == (back ? call.in_channels : call.out_channels);
+  for (int i = 0; i < 3; ++i) {
+    fits = fits && in[i] == (back ? call.out : call.in)[i] &&
+           out[i] == (back ? call.in : call.out)[i] && kernel[i] == call.kernel[i];
+  }
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline const PhasesParams& phases_plan(const void* plan) {
+  return *static_cast<const PhasesParams*>(plan);
+}
+
+inline CudaKernel phases_kernel() {
+  return {kSm90Phases,
+          "the Hopper kernel for both phases of a row",
+          16,
+          read_phases,
+          [](const void* plan) { return phases_packed_bytes(phases_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return phases_pack(phases_plan(plan), weight, packed, stream);
+          },
+          [](const void* plan, const Operands& operands, int multiprocessors, cudaStream_t stream) {
+            PhasesParams params = phases_plan(plan);
+            params.source = operands.input;
+            params.w = operands.weight;
+            params.bias = operands.bias;
+            params.result = operands.output;
+            return phases_run(params, multiprocessors, stream);
           }};
 }
 
@@ -472,7 +516,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
       gather_wgrad_kernel(),
 #else
 #ifdef UPCONV_SM90
-      sm90_kernel(), patch_kernel(),
+      sm90_kernel(), patch_kernel(),  phases_kernel(),
 #endif
       mma_kernel(),  direct_kernel(), direct_igrad_kernel(), gather_igrad_kernel(),
 #endif

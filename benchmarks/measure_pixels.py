@@ -1,11 +1,12 @@
-"""Measures the Hopper kernel for patches on this GPU, and fits its cost rule to what was measured.
+"""Measures the Hopper kernels whose rows are pixels on this GPU, and fits their cost rules.
 
-    python benchmarks/measure_patch.py measure OUT.jsonl [channels_last]
-    python benchmarks/measure_patch.py fit RESULTS.jsonl ...
+    python benchmarks/measure_pixels.py measure patches|phases OUT.jsonl
+    python benchmarks/measure_pixels.py fit RESULTS.jsonl ...
 
-`measure`: every tiling of layers whose kernel is their stride, in all directions, TF32 and BF16,
-with what the other Hopper kernel and PyTorch take; every result is compared with PyTorch's. A
-minute. `fit` needs no GPU; what it prints belongs into upconv/planner/sm90_patch.py.
+`measure`: every tiling of layers whose kernel is their stride (patches), or of those with stride 2
+and 3 or 4 taps (phases), in all directions, TF32 and BF16, with what the other Hopper kernel and
+PyTorch take; every result is compared with PyTorch's. A minute each. `fit` needs no GPU; what it
+prints belongs into upconv/planner/sm90_patch.py, sm90_patch_wgrad.py and sm90_phases.py.
 """
 
 from __future__ import annotations
@@ -25,12 +26,21 @@ import torch
 from measure_sm90 import LIMIT, calls
 
 from upconv import autograd, ops, plans
-from upconv.planner import H200, Problem, sm90, sm90_patch, sm90_patch_wgrad, sm90_wgrad
+from upconv.planner import (
+    DIRECTIONS,
+    H200,
+    Problem,
+    sm90,
+    sm90_patch,
+    sm90_patch_wgrad,
+    sm90_phases,
+    sm90_wgrad,
+)
 from upconv.planner.sm90_wgrad import flat
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel
-LAYERS: list[tuple[Any, ...]] = [
+PATCHES: list[tuple[Any, ...]] = [
     (16, 1024, 512, (32, 32), 2),  # U-Net
     (16, 512, 256, (64, 64), 2),
     (16, 256, 128, (128, 128), 2),
@@ -58,28 +68,68 @@ LAYERS: list[tuple[Any, ...]] = [
     (32, 100, 50, (20, 32), 2),  # sizes that divide by nothing
     (3, 72, 40, (10, 12), 2),
 ]
-PLANNERS = {
-    "forward": (sm90_patch, sm90),
-    "grad_input": (sm90_patch, sm90),
-    "grad_weight": (sm90_patch_wgrad, sm90_wgrad),
-}
-"""The kernel for patches, and the one for all layers."""
-CHOSEN = ("tile_n", "resident", "workers", "weight_stages", "box_stages", "input_stages")
+# batch, in, out, size, kernel, stride, padding, output padding
+PHASES: list[tuple[Any, ...]] = [
+    (128, 1024, 512, (4, 4), 4, 2, 1),  # DCGAN
+    (128, 512, 256, (8, 8), 4, 2, 1),
+    (128, 256, 128, (16, 16), 4, 2, 1),
+    (128, 128, 64, (32, 32), 4, 2, 1),
+    (16, 512, 256, (16, 16), 4, 2, 1),  # pix2pix
+    (1, 512, 256, (32, 32), 4, 2, 1),
+    (1, 256, 128, (64, 64), 4, 2, 1),
+    (4, 128, 64, (128, 128), 4, 2, 1),
+    (64, 256, 256, (64, 48), 4, 2, 1),  # pose heads
+    (32, 256, 256, (16, 16), 4, 2, 1),
+    (32, 256, 256, (16, 12), 4, 2, 1),
+    (16, 256, 128, (64, 64), 3, 2, 1, 1),  # CycleGAN, decoders
+    (16, 128, 64, (128, 128), 3, 2, 1, 1),
+    (1, 256, 128, (64, 64), 3, 2, 1, 1),
+    (1, 128, 64, (128, 128), 3, 2, 1, 1),
+    (8, 64, 32, (256, 256), 3, 2, 1, 1),
+    (8, 64, 64, (128, 128), 4, 2, 1),  # super-resolution
+    (2, 64, 64, (180, 320), 4, 2, 1),
+    (16, 128, 64, (32768,), 4, 2, 1),  # vocoders
+    (16, 256, 128, (8192,), 4, 2, 1),
+    (2, 128, 64, (16, 16, 16), 4, 2, 1),  # volumes
+    (2, 64, 32, (32, 32, 32), 3, 2, 1, 1),
+    (32, 100, 50, (20, 32), 4, 2, 1),  # sizes that divide by nothing
+    (3, 72, 40, (10, 16), 3, 2, 1, 1),
+    (8, 128, 128, (24, 40), (3, 4), (1, 2), (1, 1)),
+]
+CHOSEN = (
+    *("tile_n", "resident", "workers", "weight_stages", "box_stages", "input_stages"),
+    *("blocks", "flat", "octets"),
+)
 CONSTANTS = {
+    sm90_phases: (
+        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "ROW_CYCLES", "TURN_CYCLES"),
+        *("READ_BYTES", "STORE_BYTES"),
+    ),
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
     sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
 }
 
 
-def problems() -> Iterator[Problem]:
-    for batch, cin, cout, size, kernel in LAYERS:
+def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
+    """The kernel for such layers, and the one for all layers."""
+    patches = problem.kernel == problem.stride
+    if problem.direction == "grad_weight":
+        return sm90_patch_wgrad, sm90_wgrad
+    return sm90_patch if patches else sm90_phases, sm90
+
+
+def problems(kind: str) -> Iterator[Problem]:
+    patches = [(*layer, layer[-1]) for layer in PATCHES]  # the kernel is the stride
+    for layer in patches if kind == "patches" else PHASES:
         for dtype in ("float32", "bfloat16"):
-            for direction, (planner, _) in PLANNERS.items():
-                problem = Problem.of(batch, cin, cout, size, kernel, kernel, tf32=True, dtype=dtype)
+            for direction in DIRECTIONS[: 3 if kind == "patches" else 2]:
+                problem = Problem.of(*layer, tf32=True, dtype=dtype)
                 problem = replace(problem, direction=direction, bias=direction == "forward")
                 last = [True] * (direction == "forward" and problem.ndim > 1)
                 for each in (replace(problem, channels_last=on) for on in [False, *last]):
-                    if planner.refusal(each, H200) is None:
+                    planner, _ = planners(each)
+                    fits = planner.refusal(each, H200) is None
+                    if fits and any(planner.tilings(flat(each), H200)):
                         yield each
 
 
@@ -102,15 +152,13 @@ def chosen(fields: dict[str, int]) -> dict[str, int]:
     return {name: value for name, value in fields.items() if name in CHOSEN}
 
 
-def measure(path: str, last_only: bool) -> None:
+def measure(kind: str, path: str) -> None:
     torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
     hardware, clock = plans.cuda_hardware(0), GpuClock()
     asked = plans.record
     with open(path, "w") as file, torch.no_grad():
-        for problem in problems():
-            if last_only and not problem.channels_last:
-                continue
-            planner, other = PLANNERS[problem.direction]
+        for problem in problems(kind):
+            planner, other = planners(problem)
             ours, theirs = both_calls(problem)
             expected = theirs().float()
             line: dict[str, Any] = {"problem": vars(problem), "times": []}
@@ -132,12 +180,15 @@ def measure(path: str, last_only: bool) -> None:
             print(json.dumps(line), file=file, flush=True)
 
 
+def problem_of(line: dict[str, Any]) -> Problem:
+    values = line["problem"].items()
+    return Problem(**{k: tuple(v) if isinstance(v, list) else v for k, v in values})
+
+
 def tilings_of(line: dict[str, Any]) -> list[tuple[Any, float]]:
     """The tilings of a line, as the planner has them now, and their times."""
-    problem = Problem(
-        **{k: tuple(v) if isinstance(v, list) else v for k, v in line["problem"].items()}
-    )
-    planner, _ = PLANNERS[problem.direction]
+    problem = problem_of(line)
+    planner, _ = planners(problem)
     return [
         (tiling, ms)
         for tiling in planner.tilings(flat(problem), H200)
@@ -196,14 +247,15 @@ def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["measure"] and sys.argv[3:] in ([], ["channels_last"]):
-        measure(sys.argv[2], len(sys.argv) > 3)
+    if sys.argv[1:2] == ["measure"] and sys.argv[2] in ("patches", "phases"):
+        measure(sys.argv[2], sys.argv[3])
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
         texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]
         lines = [json.loads(line) for text in texts for line in text]
         for planner in CONSTANTS:
-            its = [each for each in lines if PLANNERS[each["problem"]["direction"]][0] is planner]
-            fit(planner, its)
+            its = [line for line in lines if planners(problem_of(line))[0] is planner]
+            if its:
+                fit(planner, its)
     else:
         sys.exit(__doc__)
 
