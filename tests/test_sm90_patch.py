@@ -1,38 +1,28 @@
-"""The Hopper kernel for patches: its plans, and its own code on a CPU (sm90_on_cpu.py).
-
-The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of their
-output.
-"""
+"""The Hopper kernel for patches: its plans, and its own code on a CPU (sm90_on_cpu.py)."""
 
 from __future__ import annotations
 
 import ctypes
-import gzip
-import json
 import random
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sm90_on_cpu
-from benchmark_scripts import FOLDER, script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
-from sm90_references import expected, expected_grad_input
+from pixel_kernels import MULTIPROCESSORS, check, measurements
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
 from upconv.planner.sm90_tiling import OPERANDS
 from upconv.planner.sm90_wgrad import flat
 
 DIRECTIONS = ("forward", "grad_input")
-MULTIPROCESSORS = 3
 
 
 def layer(size: tuple[int, ...], kernel: int | tuple[int, ...], **rest: object) -> Problem:
@@ -118,26 +108,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return sm90_on_cpu.compiled(folder, ("sm90_patch", "patch_driver"))
 
 
-def check(library: ctypes.CDLL, tiling: sm90_patch.Tiling, problem: Problem, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
-    w = whole(problem.in_channels, problem.out_channels, *problem.kernel)
-    bias = None
-    if problem.direction == "forward":
-        x = whole(problem.batch, problem.in_channels, *problem.in_size)
-        bias = whole(problem.out_channels) if problem.bias else None
-        none = np.zeros(problem.out_channels)
-        wanted = expected(problem, x, w, none if bias is None else bias)
-    else:
-        x = whole(problem.batch, problem.out_channels, *problem.out_size)
-        wanted = expected_grad_input(problem, x, w)
-    record = sm90_patch.record(tiling)
-    last = problem.channels_last
-    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed, last)
-    tolerance = 0 if problem.dtype == "float32" else 2**-8
-    np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
-
-
 def tilings(problem: Problem) -> list[sm90_patch.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_patch.refusal(problem, hardware) is None
@@ -179,7 +149,9 @@ def test_the_kernel_computes_the_layer(
     library: ctypes.CDLL, direction: str, data: st.DataObject, choose: random.Random
 ) -> None:
     problem = data.draw(problems(direction))
-    check(library, choose.choice(tilings(problem)), problem, choose.randrange(99))
+    check(
+        library, sm90_patch.record(choose.choice(tilings(problem))), problem, choose.randrange(99)
+    )
 
 
 WHOLE = {
@@ -212,7 +184,7 @@ def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
     found = tilings(problem)
     assert {tiling.n for tiling in found} == set(sm90_patch.TILES)
     for tiling in found:
-        check(library, tiling, problem, 0)
+        check(library, sm90_patch.record(tiling), problem, 0)
 
 
 BACK = {
@@ -232,7 +204,7 @@ BACK = {
 def test_every_tiling_of_the_gradient(library: ctypes.CDLL, name: str) -> None:
     problem = replace(BACK[name], direction="grad_input")
     for tiling in tilings(problem):
-        check(library, tiling, problem, 0)
+        check(library, sm90_patch.record(tiling), problem, 0)
 
 
 def test_what_is_left_over_of_an_image_is_not_computed_alone() -> None:
@@ -255,23 +227,15 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[tuple[dict[str, Any], list[tuple[Any, float]]]]:
-    """Layers, and their tilings with what they took, as far as the planner still has them."""
-    sys.path.append(str(FOLDER))
-    try:
-        measure = script("measure_pixels")
-    finally:
-        sys.path.remove(str(FOLDER))
-    with gzip.open(FOLDER / "results" / "h200-patches-2026-11-16.jsonl.gz", "rt") as file:
-        lines = [json.loads(line) for line in file]
-    return [(line, measure.tilings_of(line)) for line in lines]
+def measured() -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
+    return measurements("h200-patches-2026-11-16.jsonl.gz")
 
 
 @pytest.mark.parametrize("direction", ["forward", "grad_input", "grad_weight"])
 def test_what_the_rule_picks_is_among_the_fastest(measured: Any, direction: str) -> None:
     lost = []
-    for line, choices in measured:
-        if line["problem"]["direction"] != direction:
+    for problem, _, choices in measured:
+        if problem.direction != direction:
             continue
         assert choices, "the planner has none of the tilings that were measured"
         _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
@@ -284,7 +248,7 @@ def test_what_the_rule_picks_is_among_the_fastest(measured: Any, direction: str)
 def test_the_kernels_for_all_layers_were_slower_wherever_these_serve(measured: Any) -> None:
     """What SUPERSEDED in upconv/planner/plan.py says."""
     gains = []
-    for line, choices in measured:
+    for _, line, choices in measured:
         _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
         gains.append(line["other"] / picked)
     assert len(gains) == 183

@@ -1,38 +1,28 @@
-"""The Hopper kernel for both phases of a row: its plans, and its own code on a CPU.
-
-The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of their
-output.
-"""
+"""The Hopper kernel for both phases of a row: its plans, and its own code on a CPU."""
 
 from __future__ import annotations
 
 import ctypes
-import gzip
-import json
 import random
 import re
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sm90_on_cpu
-from benchmark_scripts import FOLDER, script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
-from sm90_references import expected, expected_grad_input
+from pixel_kernels import MULTIPROCESSORS, check, measurements
 
 from upconv.planner import ATEN, H200, Problem, Refusal, make_plan, sm90, sm90_phases
 from upconv.planner.sm90_tiling import OPERANDS
 from upconv.planner.sm90_wgrad import flat
 
 DIRECTIONS = ("forward", "grad_input")
-MULTIPROCESSORS = 3
 
 
 def layer(
@@ -156,25 +146,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return sm90_on_cpu.compiled(folder, ("sm90_phases", "phases_driver"))
 
 
-def check(library: ctypes.CDLL, tiling: sm90_phases.Tiling, problem: Problem, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
-    w = whole(problem.in_channels, problem.out_channels, *problem.kernel)
-    bias = None
-    if problem.direction == "forward":
-        x = whole(problem.batch, problem.in_channels, *problem.in_size)
-        bias = whole(problem.out_channels) if problem.bias else None
-        none = np.zeros(problem.out_channels)
-        wanted = expected(problem, x, w, none if bias is None else bias)
-    else:
-        x = whole(problem.batch, problem.out_channels, *problem.out_size)
-        wanted = expected_grad_input(problem, x, w)
-    record = sm90_phases.record(tiling)
-    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed)
-    tolerance = 0 if problem.dtype == "float32" else 2**-8
-    np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
-
-
 def tilings(problem: Problem) -> list[sm90_phases.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_phases.refusal(problem, hardware) is None
@@ -215,7 +186,9 @@ def test_the_kernel_computes_the_layer(
     library: ctypes.CDLL, direction: str, data: st.DataObject, choose: random.Random
 ) -> None:
     problem = data.draw(problems(direction))
-    check(library, choose.choice(tilings(problem)), problem, choose.randrange(99))
+    check(
+        library, sm90_phases.record(choose.choice(tilings(problem))), problem, choose.randrange(99)
+    )
 
 
 WHOLE = {
@@ -242,7 +215,7 @@ def test_every_tiling(library: ctypes.CDLL, name: str, direction: str) -> None:
         assert "16 bytes, not 15" in str(sm90_phases.refusal(problem, H200))
         return
     for tiling in tilings(problem):
-        check(library, tiling, problem, 0)
+        check(library, sm90_phases.record(tiling), problem, 0)
 
 
 @pytest.mark.slow
@@ -257,16 +230,8 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[tuple[Any, dict[str, Any], list[tuple[Any, float]]]]:
-    """Layers, what was measured, and their tilings with what they took, as far as there are any."""
-    sys.path.append(str(FOLDER))
-    try:
-        measure = script("measure_pixels")
-    finally:
-        sys.path.remove(str(FOLDER))
-    with gzip.open(FOLDER / "results" / "h200-phases-2026-11-16.jsonl.gz", "rt") as file:
-        lines = [json.loads(line) for line in file]
-    return [(measure.problem_of(line), line, measure.tilings_of(line)) for line in lines]
+def measured() -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
+    return measurements("h200-phases-2026-11-16.jsonl.gz")
 
 
 def test_what_the_rule_picks_is_among_the_fastest(measured: Any) -> None:

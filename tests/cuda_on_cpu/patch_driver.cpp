@@ -1,28 +1,4 @@
-// What tests call to run the Hopper kernel for patches on the CPU's make-believe device.
-#include "ptx.cuh"
+#include "pixels_driver.h"
 #include "sm90_patch_launch.h"
 
-// Packs the weight and runs the kernel. Returns what went wrong, or an empty text.
-extern "C" const char* upconv_run(const int64_t* record, int64_t length, const void* x,
-                                  int64_t x_bytes, const void* weight, int64_t weight_bytes,
-                                  const void* bias, int64_t bias_bytes, void* y, int64_t y_bytes,
-                                  int multiprocessors, uint64_t seed) {
-  using namespace upconv;
-  static PatchParams plan;
-  plan = {};
-  if (!read_patch_plan(record, length, &plan)) return "the integers do not make a plan";
-  std::vector<uint4> packed(patch_packed_bytes(plan) / 16, uint4{~0u, ~0u, ~0u, ~0u});
-  begin_run({{x, static_cast<size_t>(x_bytes), false},
-             {weight, static_cast<size_t>(weight_bytes), false},
-             {packed.data(), packed.size() * 16, false},
-             {bias, static_cast<size_t>(bias_bytes), false},
-             {y, static_cast<size_t>(y_bytes), true}},
-            seed);
-  if (patch_pack(plan, weight, packed.data(), nullptr)) return "packing was refused";
-  plan.source = x;
-  plan.w = packed.data();
-  plan.bias = bias;
-  plan.result = y;
-  if (patch_run(plan, multiprocessors, nullptr)) return "the launch was refused";
-  return end_run();
-}
+UPCONV_PIXELS_DRIVER(patch)

@@ -1,0 +1,55 @@
+"""What the Hopper kernels whose rows are pixels are asked on a CPU, and their measurements.
+
+The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of their
+output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gzip
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import sm90_on_cpu
+from benchmark_scripts import FOLDER, script
+from sm90_references import expected, expected_grad_input
+
+from upconv.planner import Problem
+
+MULTIPROCESSORS = 3
+
+
+def check(library: ctypes.CDLL, record: tuple[int, ...], problem: Problem, seed: int) -> None:
+    """The kernel computes what PyTorch does."""
+    rng = np.random.default_rng(seed)
+    whole = lambda *shape: rng.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
+    w = whole(problem.in_channels, problem.out_channels, *problem.kernel)
+    bias = None
+    if problem.direction == "forward":
+        x = whole(problem.batch, problem.in_channels, *problem.in_size)
+        bias = whole(problem.out_channels) if problem.bias else None
+        none = np.zeros(problem.out_channels)
+        wanted = expected(problem, x, w, none if bias is None else bias)
+    else:
+        x = whole(problem.batch, problem.out_channels, *problem.out_size)
+        wanted = expected_grad_input(problem, x, w)
+    last = problem.channels_last
+    y = sm90_on_cpu.run(library, record, x, w, bias, wanted.shape, MULTIPROCESSORS, seed, last)
+    tolerance = 0 if problem.dtype == "float32" else 2**-8
+    np.testing.assert_allclose(y, wanted, rtol=tolerance, atol=0)
+
+
+def measurements(name: str) -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
+    """Layers, what was measured, and their tilings with what they took, as far as the planner still
+    has them."""
+    sys.path.append(str(FOLDER))
+    try:
+        measure = script("measure_pixels")
+    finally:
+        sys.path.remove(str(FOLDER))
+    with gzip.open(FOLDER / "results" / name, "rt") as file:
+        lines = [json.loads(line) for line in file]
+    return [(measure.problem_of(line), line, measure.tilings_of(line)) for line in lines]
