@@ -44,7 +44,7 @@ cudaError_t describe(const PhasesParams& p, CUtensorMap* map) {
 template <typename Way>
 cudaError_t launch_tile(const PhasesParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_phases<Way>;
-  const int bytes = shared_bytes(p), units = unit_count(p);
+  const int bytes = shared_bytes(p), units = p.shape.units;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -53,16 +53,19 @@ cudaError_t launch_tile(const PhasesParams& p, int multiprocessors, cudaStream_t
   if (error != cudaSuccess) return error;
   int grid = units < multiprocessors ? units : multiprocessors;
   // The units of a thread block are so many apart, and then all of the same channels and phase.
-  if (p.resident) grid -= grid % (column_groups(p) * row_phases(p));
+  const int kinds = p.shape.groups * p.shape.row_phases;
+  if (p.resident) grid -= grid % kinds;
   if (grid == 0) return cudaErrorInvalidConfiguration;
-  kernel<<<grid, kThreads, bytes, stream>>>(p, map);
+  PhasesParams params = p;
+  params.shape.by_apart = Divider(grid > kinds ? grid / kinds : 1);
+  kernel<<<grid, kThreads, bytes, stream>>>(params, map);
   return cudaGetLastError();
 }
 
 // Groups of 16 bytes of K that a column has.
 inline int64_t piece_count(const PhasesParams& p) {
-  const Taps most = most_taps(p);
-  return static_cast<int64_t>(row_phases(p)) * depth_of(p) * most.z * most.y * steps_of(p) *
+  const PhasesShape& s = p.shape;
+  return static_cast<int64_t>(s.row_phases) * s.depth * s.most_z * s.most_y * steps_of(p) *
          p.kernel_x * 2;
 }
 
@@ -72,7 +75,7 @@ cudaError_t launch_pack(const PhasesParams& p, const void* weight, void* packed,
   auto kernel = sm90_phases_pack<Way>;
   constexpr int kPackThreads = 64, kNoBytes = 0;
   const dim3 grid(static_cast<unsigned>(piece_count(p)),
-                  divided(column_groups(p) * p.tile_n, kPackThreads));
+                  divided(p.shape.groups * p.tile_n, kPackThreads));
   kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
       p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));
   return cudaGetLastError();
@@ -121,15 +124,18 @@ bool read_phases_plan(const int64_t* record, int64_t length, PhasesParams* plan)
   UPCONV_PHASES_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   const int octets = plan->octets;
-  return at == length && plan->weight_stages <= rings::kMaxStages &&
-         plan->box_stages <= rings::kMaxStages && plan->tile_n > 0 && plan->blocks > 0 &&
-         octets > 0 && octets <= 8 * plan->blocks && (octets & (octets - 1)) == 0 &&
-         plan->stride_z > 0 && plan->stride_y > 0 && !(plan->flat && plan->backward) &&
-         (!plan->flat || phases::grid_w(*plan) == plan->in_w);
+  const bool fits = at == length && plan->weight_stages <= rings::kMaxStages &&
+                    plan->box_stages <= rings::kMaxStages && plan->tile_n > 0 && plan->blocks > 0 &&
+                    octets > 0 && octets <= 8 * plan->blocks && (octets & (octets - 1)) == 0 &&
+                    plan->stride_z > 0 && plan->stride_y > 0 &&
+                    // Flat, outputs are of as many pixels in a row as the input has.
+                    (!plan->flat || (!plan->backward && (plan->out_w + 1) / 2 == plan->in_w));
+  if (fits) plan->shape = phases::shape_of(*plan);
+  return fits;
 }
 
 int64_t phases_packed_bytes(const PhasesParams& plan) {
-  return phases::piece_count(plan) * phases::column_groups(plan) * plan.tile_n * 16;
+  return phases::piece_count(plan) * plan.shape.groups * plan.tile_n * 16;
 }
 
 cudaError_t phases_pack(const PhasesParams& plan, const void* weight, void* packed,

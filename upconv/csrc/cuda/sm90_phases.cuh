@@ -36,13 +36,13 @@ template <typename Way>
 __device__ __forceinline__ void feed_boxes(const PhasesParams& p, const Shared& shared, int c,
                                            const CUtensorMap& map) {
   const Way way{p};
-  const int units = unit_count(p), last = block_count(p) - 1, depth = depth_of(p);
+  const int units = p.shape.units, last = p.shape.blocks - 1, depth = p.shape.depth;
   const int bytes = box_bytes(p), pitch = box_pitch(p);
   Slot slot;
   for (int number = blockIdx.x; number < units; number += gridDim.x) {
     const Unit unit = unit_at(p, number);
-    const Block block = block_at(p, min(unit.pair * kConsumers + c, last));
-    const Taps taps = taps_of(p, unit.phase);
+    const Block block = block_at(p.shape, min(unit.pair * kConsumers + c, last));
+    const Rows taps = taps_of(p, unit.phase);
     if (taps.z * taps.y == 0) continue;
     for (int k = 0; k < depth; ++k) {
       const uint32_t full = shared.box_full_at(c, slot.index);
@@ -57,15 +57,15 @@ __device__ __forceinline__ void feed_boxes(const PhasesParams& p, const Shared& 
 
 // Packed weights: those of a stage for each tap of the rows, room for as many as a phase can have.
 __device__ __forceinline__ void feed_weights(const PhasesParams& p, const Shared& shared) {
-  const int units = unit_count(p), bytes = weight_bytes(p), depth = depth_of(p);
-  const Taps most = most_taps(p);
+  const int units = p.shape.units, bytes = weight_bytes(p), depth = p.shape.depth;
+  const int most = p.shape.most_z * p.shape.most_y;
   Slot slot;
   for (int number = blockIdx.x; number < units; number += gridDim.x) {
     const Unit unit = unit_at(p, number);
-    const Taps taps = taps_of(p, unit.phase);
-    const int64_t first = (static_cast<int64_t>(unit.group) * row_phases(p) + unit.phase) * depth;
-    const char* from = static_cast<const char*>(p.w) + first * (most.z * most.y) * bytes;
-    for (int k = 0; k < depth; ++k, from += static_cast<int64_t>(most.z * most.y) * bytes) {
+    const Rows taps = taps_of(p, unit.phase);
+    const int64_t number_of = static_cast<int64_t>(unit.group) * p.shape.row_phases + unit.phase;
+    const char* from = static_cast<const char*>(p.w) + number_of * depth * most * bytes;
+    for (int k = 0; k < depth; ++k, from += static_cast<int64_t>(most) * bytes) {
       for (int tap = 0; tap < taps.z * taps.y; ++tap) {
         const uint32_t full = shared.full + 8 * slot.index;
         ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
@@ -101,7 +101,7 @@ struct Consumer {
   uint32_t place[kBlocks];    // of a thread's pixels in the first box
   typename Way::Edges edges;  // of the block
   Slot box, weights;
-  Taps taps;
+  Rows taps;
   int tap_z, tap_y, tap;  // `tap`: its place in the box
   uint32_t over;          // the barrier of what the products before read; zero for none
   uint32_t a[kSets][Way::kOperands][4];
@@ -152,6 +152,8 @@ struct Consumer {
     // 8 columns are 128 bytes, the other 16 bytes of their K come after all columns.
     const uint64_t high = static_cast<uint64_t>(128 >> 4) << 32;
     constexpr int kStep = kTurn / kBlocks, b = kTurn % kBlocks;
+    // Before the products, each of which starts when the one before has taken its operand.
+    if constexpr (kAhead && kTurn + 1 < kTurns) load<kTurn + 1>(a[kNext]);
     ptx::wgmma_fence();
 #pragma unroll
     for (int product = 0; product < kTaps; ++product) {
@@ -160,7 +162,6 @@ struct Consumer {
                                                     a[kSet][Way::operand_of(product)], high | from);
     }
     ptx::wgmma_commit();
-    if constexpr (kAhead && kTurn + 1 < kTurns) load<kTurn + 1>(a[kNext]);
     ptx::wgmma_wait<1>();
     if (kTurn == 0) give_back();
     if constexpr (kTurn + 1 < kTurns) {
@@ -188,13 +189,13 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int units = unit_count(p), blocks = block_count(p);
+    const int units = p.shape.units, blocks = p.shape.blocks;
     const uint32_t table = shared.tables + c * kTableBytes;
     int group = -1;
     for (int number = blockIdx.x; number < units; number += gridDim.x) {
       const Unit unit = unit_at(p, number);
       const int own = unit.pair * kConsumers + c;
-      const Block block = block_at(p, min(own, blocks - 1));
+      const Block block = block_at(p.shape, min(own, blocks - 1));
       edges = way.edges(block, warp, lane);
       if (unit.group != group) {
         group = unit.group;
@@ -207,7 +208,7 @@ struct Consumer {
       taps = taps_of(p, unit.phase);
       tap_z = tap_y = 0, tap = first_tap, over = 0;
       if (p.resident) weights = {};  // full once and for all, and always from the first
-      const int times = depth_of(p) * taps.z * taps.y;
+      const int times = p.shape.depth * taps.z * taps.y;
 #pragma unroll 1
       for (int k = 0; k < times; k += 2) {
         multiply<0>();
@@ -258,9 +259,8 @@ __global__ void sm90_phases_pack(const __grid_constant__ PhasesParams p,
   using Operand = typename Way::Operand;
   constexpr int kEach = 16 / static_cast<int>(sizeof(Element));
   const int column = threadIdx.x + blockIdx.y * blockDim.x;
-  if (column >= column_groups(p) * p.tile_n) return;
-  const Taps most = most_taps(p);
-  const int taps = most.z * most.y, pieces = gridDim.x;
+  if (column >= p.shape.groups * p.tile_n) return;
+  const int taps = p.shape.most_z * p.shape.most_y, pieces = gridDim.x;
   int rest = blockIdx.x;
   const auto take = [&rest](int count) {
     const int number = rest % count;
@@ -268,7 +268,7 @@ __global__ void sm90_phases_pack(const __grid_constant__ PhasesParams p,
     return number;
   };
   const int half = take(2), product = take(Way::kTaps), step = take(Way::kSteps);
-  const int tap = take(taps), stage = take(depth_of(p));
+  const int tap = take(taps), stage = take(p.shape.depth);
   alignas(16) Element piece[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {

@@ -66,92 +66,91 @@ __host__ __device__ inline int shared_bytes(const PhasesParams& p) {
 
 // --- Units of work ---------------------------------------------------------------------------
 
-__host__ __device__ inline int divided(int value, int by) { return (value + by - 1) / by; }
+inline int divided(int value, int by) { return (value + by - 1) / by; }
 
-// Pixels are those of grad_input, or, going forward, all phases of one input pixel.
-__host__ __device__ inline int grid_d(const PhasesParams& p) {
-  return p.backward ? p.in_d : divided(p.out_d, p.stride_z);
+inline PhasesShape shape_of(const PhasesParams& p) {
+  PhasesShape s;
+  // Pixels are those of grad_input, or, going forward, all phases of one input pixel. Flat, a slice
+  // of them is one long row.
+  const int grid_h = p.backward ? p.in_h : divided(p.out_h, p.stride_y);
+  const int grid_w = p.backward ? p.in_w : divided(p.out_w, 2);
+  const int rows = p.flat ? 1 : grid_h, row = p.flat ? grid_h * grid_w : grid_w;
+  s.block_w = p.flat ? p.blocks * kBlock : p.octets * kOctet;
+  s.block_h = p.blocks * kBlock / s.block_w;
+  s.wide = divided(row, s.block_w);
+  s.high = divided(rows, s.block_h);
+  s.deep = p.backward ? p.in_d : divided(p.out_d, p.stride_z);
+  s.blocks = p.batch * s.deep * s.high * s.wide;
+  s.groups = divided(p.backward ? p.in_channels : p.out_channels, p.tile_n);
+  // A unit of work has one phase of the rows, with both phases in the row: a group of channels of a
+  // block of each consumer.
+  s.row_phases = p.backward ? 1 : p.stride_z * p.stride_y;
+  s.units = divided(s.blocks, kConsumers) * s.row_phases * s.groups;
+  // Boxes that K has.
+  s.depth = divided(p.backward ? p.out_channels : p.in_channels, box_channels(p));
+  s.most_z = p.backward ? p.kernel_z : divided(p.kernel_z, p.stride_z);
+  s.most_y = p.backward ? p.kernel_y : divided(p.kernel_y, p.stride_y);
+  s.by_block_w = Divider(s.block_w);
+  s.by_wide = Divider(s.wide);
+  s.by_high = Divider(s.high);
+  s.by_deep = Divider(s.deep);
+  s.by_groups = Divider(s.groups);
+  s.by_row_phases = Divider(s.row_phases);
+  s.by_stride_z = Divider(p.stride_z);
+  s.by_stride_y = Divider(p.stride_y);
+  s.by_width = Divider(p.in_w);
+  return s;
 }
-__host__ __device__ inline int grid_h(const PhasesParams& p) {
-  return p.backward ? p.in_h : divided(p.out_h, p.stride_y);
-}
-__host__ __device__ inline int grid_w(const PhasesParams& p) {
-  return p.backward ? p.in_w : divided(p.out_w, 2);
-}
-// A consumer's pixels: rows of octets; or, flat, so many of a slice, which is then one long row.
-__host__ __device__ inline int row_w(const PhasesParams& p) {
-  return p.flat ? grid_h(p) * grid_w(p) : grid_w(p);
-}
-__host__ __device__ inline int rows_h(const PhasesParams& p) { return p.flat ? 1 : grid_h(p); }
-__host__ __device__ inline int block_w(const PhasesParams& p) {
-  return p.flat ? p.blocks * kBlock : p.octets * kOctet;
-}
-__host__ __device__ inline int block_h(const PhasesParams& p) {
-  return p.blocks * kBlock / block_w(p);
-}
-__host__ __device__ inline int block_count(const PhasesParams& p) {
-  return p.batch * grid_d(p) * divided(rows_h(p), block_h(p)) * divided(row_w(p), block_w(p));
-}
+
 struct Block {
   int image, z, y, x;
 };
-__device__ __forceinline__ Block block_at(const PhasesParams& p, int number) {
-  const int wide = divided(row_w(p), block_w(p)), high = divided(rows_h(p), block_h(p));
-  const int row = number / wide, slice = row / high, image = slice / grid_d(p);
-  return {image, slice - image * grid_d(p), (row - slice * high) * block_h(p),
-          (number - row * wide) * block_w(p)};
+__device__ __forceinline__ Block block_at(const PhasesShape& s, int number) {
+  const int row = s.by_wide(number), slice = s.by_high(row), image = s.by_deep(slice);
+  return {image, slice - image * s.deep, (row - slice * s.high) * s.block_h,
+          (number - row * s.wide) * s.block_w};
 }
 
-__host__ __device__ inline int columns_of(const PhasesParams& p) {
-  return p.backward ? p.in_channels : p.out_channels;
-}
-__host__ __device__ inline int column_groups(const PhasesParams& p) {
-  return divided(columns_of(p), p.tile_n);
-}
-// Phases of the rows; a unit of work has one of them, with both phases in the row.
-__host__ __device__ inline int row_phases(const PhasesParams& p) {
-  return p.backward ? 1 : p.stride_z * p.stride_y;
-}
-// Boxes that K has.
-__host__ __device__ inline int depth_of(const PhasesParams& p) {
-  return divided(p.backward ? p.out_channels : p.in_channels, box_channels(p));
-}
-// A unit of work: a group of channels in one phase of the rows, for a block of each consumer.
-__host__ __device__ inline int unit_count(const PhasesParams& p) {
-  return divided(block_count(p), kConsumers) * row_phases(p) * column_groups(p);
-}
 struct Unit {
   int pair, phase, group;  // pair: of blocks
 };
 __device__ __forceinline__ Unit unit_at(const PhasesParams& p, int number) {
-  const int groups = column_groups(p), phases = row_phases(p);
-  const int rest = number / groups, pair = rest / phases, turn = rest - pair * phases;
+  const PhasesShape& s = p.shape;
+  const int rest = s.by_groups(number), pair = s.by_row_phases(rest);
+  int phase = rest - pair * s.row_phases;
   // Phases may have different numbers of taps. Where the units of a thread block would all have
   // the same one, they take turns.
-  const int apart = max(1, static_cast<int>(gridDim.x) / (groups * phases));
-  const int phase = p.resident ? turn : (turn + pair / apart) % phases;
-  return {pair, phase, number - rest * groups};
+  if (!p.resident) {
+    phase += s.by_apart(pair);
+    phase -= s.by_row_phases(phase) * s.row_phases;
+  }
+  return {pair, phase, number - rest * s.groups};
 }
 
-// Taps of the rows in one phase.
-struct Taps {
+// Of depth and height: a phase of the rows, taps, a shift of the input.
+struct Rows {
   int z, y;
 };
-// Of one dimension: going forward, taps `(phase + pad) % stride` and every stride-th after it.
-__host__ __device__ inline int tap_count(int kernel, int stride, int pad, int phase) {
-  const int first = (phase + pad) % stride;
-  return first < kernel ? divided(kernel - first, stride) : 0;
+__device__ __forceinline__ Rows phase_at(const PhasesParams& p, int phase) {
+  const int z = p.shape.by_stride_y(phase);
+  return {z, phase - z * p.stride_y};
 }
-__host__ __device__ inline Taps taps_of(const PhasesParams& p, int phase) {
-  if (p.backward) return {p.kernel_z, p.kernel_y};
-  const int z = phase / p.stride_y, y = phase - z * p.stride_y;
-  return {tap_count(p.kernel_z, p.stride_z, p.pad_z, z),
-          tap_count(p.kernel_y, p.stride_y, p.pad_y, y)};
+// Going forward, a phase has taps `first_row_tap` and every stride-th after it, from inputs
+// `row_shift` after its own and every one before that.
+__device__ __forceinline__ Rows row_shift(const PhasesParams& p, int phase) {
+  const Rows at = phase_at(p, phase);
+  return {p.shape.by_stride_z(at.z + p.pad_z), p.shape.by_stride_y(at.y + p.pad_y)};
 }
-// The most that a phase has.
-__host__ __device__ inline Taps most_taps(const PhasesParams& p) {
+__device__ __forceinline__ Rows first_row_tap(const PhasesParams& p, int phase) {
+  const Rows at = phase_at(p, phase), shift = row_shift(p, phase);
+  return {at.z + p.pad_z - shift.z * p.stride_z, at.y + p.pad_y - shift.y * p.stride_y};
+}
+__device__ __forceinline__ Rows taps_of(const PhasesParams& p, int phase) {
   if (p.backward) return {p.kernel_z, p.kernel_y};
-  return {divided(p.kernel_z, p.stride_z), divided(p.kernel_y, p.stride_y)};
+  const Rows first = first_row_tap(p, phase);
+  const PhasesShape& s = p.shape;
+  return {s.by_stride_z(max(0, p.kernel_z - first.z) + p.stride_z - 1),
+          s.by_stride_y(max(0, p.kernel_y - first.y) + p.stride_y - 1)};
 }
 
 // --- Shared memory ---------------------------------------------------------------------------
@@ -174,14 +173,14 @@ struct Own {
 };
 __device__ __forceinline__ Own own_pixel(const PhasesParams& p, int b, int warp, int lane) {
   const int number = b * kBlock + 16 * warp + lane / 4 * 2;
-  const int y = number / block_w(p);
-  return {number - y * block_w(p), y};
+  const int y = p.shape.by_block_w(number);
+  return {number - y * p.shape.block_w, y};
 }
 // The same in the image.
 __device__ __forceinline__ Own pixel_at(const PhasesParams& p, const Block& block, const Own& own) {
   const int x = block.x + own.x, y = block.y + own.y;
   if (!p.flat) return {x, y};
-  const int row = x / p.in_w;
+  const int row = p.shape.by_width(x);
   return {x - row * p.in_w, row};
 }
 

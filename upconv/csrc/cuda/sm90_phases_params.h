@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 #define UPCONV_PHASES_FIELDS(X)                                                    \
@@ -37,10 +39,22 @@ namespace upconv {
   X(pad_z)                                                                         \
   X(pad_y) /* that of a row is 1 */
 
+// What follows from the fields, computed once: the kernel would divide for each unit of work.
+struct PhasesShape {
+  int block_w, block_h;  // a consumer's pixels
+  int wide, high, deep;  // blocks of a slice, slices of an image
+  int blocks, groups, row_phases, units, depth;
+  int most_z, most_y;  // taps of the rows
+  Divider by_block_w, by_wide, by_high, by_deep, by_groups, by_row_phases, by_stride_z, by_stride_y;
+  Divider by_width;  // of the input
+  Divider by_apart;  // pairs of blocks from one unit of a thread block to its next
+};
+
 struct PhasesParams {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_PHASES_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  PhasesShape shape;
   const void* source;  // x, or grad_output
   const void* w;       // packed
   const void* bias;
