@@ -151,12 +151,15 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
   UPCONV_PATCH_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   const int rest = plan->rest_pixels;
-  return at == length && plan->weight_stages <= patch::kMaxStages &&
-         plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
-         rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
-         (plan->channels_last || plan->span == 2 || plan->span == 4) &&
-         (plan->channels_last || plan->step_x % plan->span == 0) &&
-         !(plan->channels_last && plan->backward) && (!plan->backward || plan->step_x == 2);
+  const bool fits = at == length && plan->weight_stages <= patch::kMaxStages &&
+                    plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
+                    rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
+                    (plan->channels_last || plan->span == 2 || plan->span == 4) &&
+                    (plan->channels_last || plan->step_x % plan->span == 0) &&
+                    !(plan->channels_last && plan->backward) &&
+                    (!plan->backward || plan->step_x == 2);
+  if (fits) plan->shape = patch::shape_of(*plan);
+  return fits;
 }
 
 int64_t patch_packed_bytes(const PatchParams& plan) {

@@ -44,11 +44,11 @@ template <typename Way>
 __device__ __forceinline__ void feed_boxes(const PatchParams& p, const Shared& shared, int c,
                                            const CUtensorMap& whole, const CUtensorMap& rest) {
   const Way way{p};
-  const int groups = column_groups(p), units = unit_count<Way>(p), last = Way::block_count(p) - 1;
+  const int units = unit_count<Way>(p), last = Way::block_count(p) - 1;
   const int depth = Way::depth(p);
   Slot slot;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const auto block = way.block(min(unit / groups * kConsumers + c, last));
+    const auto block = way.block(min(p.shape.by_groups(unit) * kConsumers + c, last));
     for (int k = 0; k < depth; ++k) {
       const uint32_t full = shared.box_full_at(c, slot.index);
       const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * kBoxBytes;
@@ -65,12 +65,12 @@ __device__ __forceinline__ void feed_boxes(const PatchParams& p, const Shared& s
 
 template <typename Way>
 __device__ __forceinline__ void feed_weights(const PatchParams& p, const Shared& shared) {
-  const int groups = column_groups(p), units = unit_count<Way>(p), bytes = weight_bytes(p);
+  const int units = unit_count<Way>(p), bytes = weight_bytes(p);
   const int depth = Way::depth(p);
   Slot slot;
   for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const char* from =
-        static_cast<const char*>(p.w) + static_cast<int64_t>(unit % groups) * depth * bytes;
+    const int group = unit - p.shape.by_groups(unit) * p.shape.groups;
+    const char* from = static_cast<const char*>(p.w) + static_cast<int64_t>(group) * depth * bytes;
     for (int k = 0; k < depth; ++k) {
       const uint32_t full = shared.full + 8 * slot.index;
       ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
@@ -144,16 +144,21 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void run() {
-    const int groups = column_groups(p), units = unit_count<Way>(p);
+    const int units = unit_count<Way>(p);
     const int blocks = Way::block_count(p), depth = Way::depth(p);
     const uint32_t table = shared.tables + c * kTableBytes;
+    int group_before = -1;
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
-      const int number = unit / groups * kConsumers + c, group = unit % groups;
+      const int pair = p.shape.by_groups(unit), group = unit - pair * p.shape.groups;
+      const int number = pair * kConsumers + c;
       const auto block = way.block(min(number, blocks - 1));
       places = way.places(block, warp, lane);
-      ptx::warpgroup_sync(1 + c);
-      way.begin_group(table, group);
-      ptx::warpgroup_sync(1 + c);
+      if (group != group_before) {
+        group_before = group;
+        ptx::warpgroup_sync(1 + c);
+        way.begin_group(table, group);
+        ptx::warpgroup_sync(1 + c);
+      }
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[i] = 0.f;
       box_before = -1;

@@ -38,25 +38,23 @@ struct Backward {
   struct Part {
     int image, z, y, x;
   };
-  __host__ __device__ static int row_parts(const PatchParams& p) {
-    return (p.in_w + kPart - 1) / kPart;
-  }
   __host__ __device__ static int block_count(const PatchParams& p) {
-    return (p.batch * p.in_d * p.in_h * row_parts(p) + kParts - 1) / kParts;
+    return (p.batch * p.in_d * p.in_h * p.shape.row_parts + kParts - 1) / kParts;
   }
   __device__ __forceinline__ Block block(int number) const { return {number * kParts}; }
   __device__ __forceinline__ Part part(const Block& block, int number) const {
-    const int at = block.first + number, row = at / row_parts(p), slice = row / p.in_h;
-    const int image = slice / p.in_d;
-    return {image, slice - image * p.in_d, row - slice * p.in_h, (at - row * row_parts(p)) * kPart};
+    const int at = block.first + number, row = p.shape.by_row_parts(at);
+    const int slice = p.shape.by_in_h(row), image = p.shape.by_in_d(slice);
+    return {image, slice - image * p.in_d, row - slice * p.in_h,
+            (at - row * p.shape.row_parts) * kPart};
   }
 
   __device__ __forceinline__ void fetch(const Block& block, int stage, int number, uint32_t to,
                                         const CUtensorMap& whole, const CUtensorMap&,
                                         uint32_t barrier) const {
     const Part from = part(block, number);
-    const int channels = stage / rows(p), row = stage - channels * rows(p);
-    const int z = row / p.step_y, y = row - z * p.step_y;
+    const int channels = p.shape.by_rows(stage), row = stage - channels * rows(p);
+    const int z = p.shape.by_step_y(row), y = row - z * p.step_y;
     ptx::box_copy(to, whole, from.x * kTaps, from.y * p.step_y + y, from.z * p.step_z + z,
                   channels * kChannels, from.image, barrier);
   }

@@ -36,9 +36,10 @@ struct Forward {
     return whole_blocks(p) + rest;
   }
   __device__ __forceinline__ Block block(int number) const {
-    const int each = pixels_of(p) / kBlock, rest = number - whole_blocks(p);
-    if (rest < 0) return {number / each, number % each * kBlock, true};
-    return {rest * (kBlock / p.rest_pixels), each * kBlock, false};
+    const int each = p.shape.each, rest = number - p.batch * each;
+    const int image = p.shape.by_each(number);
+    if (rest < 0) return {image, (number - image * each) * kBlock, true};
+    return {rest * (kBlock >> p.shape.rest_shift), each * kBlock, false};
   }
 
   __host__ __device__ static int depth(const PatchParams& p) {
@@ -52,8 +53,8 @@ struct Forward {
     if (block.whole) {
       ptx::box_copy(to, whole, block.pixel + first, block.image, channel, 0, 0, barrier);
     } else {
-      const int image = block.image + first / p.rest_pixels;
-      const int pixel = block.pixel + first % p.rest_pixels;
+      const int image = block.image + (first >> p.shape.rest_shift);
+      const int pixel = block.pixel + (first & (p.rest_pixels - 1));
       ptx::box_copy(to, rest, pixel, image, channel, 0, 0, barrier);
     }
   }
@@ -141,20 +142,21 @@ struct Forward {
 
   // --- Stores ---
 
-  // Outputs of a pixel in one channel, `span` at a time.
-  __device__ __forceinline__ int runs() const { return taps_of(p) / p.span; }
+  // Outputs of a pixel in one channel come `span` at a time: so many runs in all columns.
+  __device__ __forceinline__ int span_shift() const { return p.span == 2 ? 1 : 2; }
+  __device__ __forceinline__ int group_runs() const { return N >> span_shift(); }
   // The channel of a group's first column.
   __device__ __forceinline__ int first_channel(int group) const {
-    return group * (N / p.span) / runs();
+    return p.shape.by_runs(group * group_runs());
   }
 
   // Tells all threads of a warpgroup where the columns of a group go.
   __device__ __forceinline__ void begin_group(uint32_t table, int group) const {
     const int i = threadIdx.x % 128;
-    if (i >= N / p.span) return;
-    const int number = group * (N / p.span) + i, channel = number / runs();
-    const int run = number - channel * runs(), in_row = p.step_x / p.span;
-    const int row = run / in_row, z = row / p.step_y, y = row - z * p.step_y;
+    if (i >= group_runs()) return;
+    const int number = group * group_runs() + i, channel = p.shape.by_runs(number);
+    const int run = number - channel * p.shape.runs, in_row = p.step_x >> span_shift();
+    const int row = p.shape.by_row_runs(run), z = p.shape.by_step_y(row), y = row - z * p.step_y;
     const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x;
     const int64_t place = (channel - first_channel(group)) * out_area(p) +
                           (static_cast<int64_t>(z) * p.in_h * p.step_y + y) * out_w +
@@ -162,16 +164,17 @@ struct Forward {
     const bool there = channel < p.out_channels, biased = there && p.bias;
     const float bias =
         biased ? Operand::to_float(static_cast<const Element*>(p.bias)[channel]) : 0.f;
-    ptx::store_shared(table + i * 8, uint2{there ? static_cast<uint32_t>(place / p.span) : kNone,
-                                           __float_as_uint(bias)});
+    ptx::store_shared(
+        table + i * 8,
+        uint2{there ? static_cast<uint32_t>(place >> span_shift()) : kNone, __float_as_uint(bias)});
   }
 
   // The first output of one of the block's pixels, in the first channel of a group; null for none.
   __device__ __forceinline__ Element* output(const Block& block, int group, int number) const {
-    const int image = block.whole ? block.image : block.image + number / p.rest_pixels;
-    const int pixel = block.pixel + (block.whole ? number : number % p.rest_pixels);
+    const int image = block.whole ? block.image : block.image + (number >> p.shape.rest_shift);
+    const int pixel = block.pixel + (block.whole ? number : number & (p.rest_pixels - 1));
     if (image >= p.batch || pixel >= pixels_of(p)) return nullptr;
-    const int row = pixel / p.in_w, z = row / p.in_h, y = row - z * p.in_h,
+    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row), y = row - z * p.in_h,
               x = pixel - row * p.in_w;
     const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
     const int64_t channel = static_cast<int64_t>(image) * p.out_channels + first_channel(group);

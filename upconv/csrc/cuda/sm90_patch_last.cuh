@@ -66,7 +66,8 @@ struct ForwardLast {
   // The bias of each column of a group, in order.
   __device__ __forceinline__ void begin_group(uint32_t table, int group) const {
     for (int i = threadIdx.x % 128; i < N; i += 128) {
-      const int channel = (group * N + i) % p.out_channels;
+      const int column = group * N + i;
+      const int channel = column - p.shape.by_out_channels(column) * p.out_channels;
       const float bias =
           p.bias ? Operand::to_float(static_cast<const Element*>(p.bias)[channel]) : 0.f;
       ptx::store_shared(table + i * 4, __float_as_uint(bias));
@@ -75,9 +76,9 @@ struct ForwardLast {
 
   // The first output of a pixel of all images; null for none.
   __device__ __forceinline__ Element* output(int number) const {
-    const int image = number / pixels_of(p), pixel = number - image * pixels_of(p);
+    const int image = p.shape.by_pixels(number), pixel = number - image * pixels_of(p);
     if (image >= p.batch) return nullptr;
-    const int row = pixel / p.in_w, z = row / p.in_h, y = row - z * p.in_h,
+    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row), y = row - z * p.in_h,
               x = pixel - row * p.in_w;
     const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
     const int64_t at = image * out_area(p) + (z * p.step_z * out_h + y * p.step_y) * out_w;
@@ -94,7 +95,8 @@ struct ForwardLast {
 #pragma unroll
     for (int run = 0; run < N / (4 * kEach); ++run) {
       const int inside = (run * 4 + t) * kEach, column = group * N + inside;
-      const int tap = column / p.out_channels, row = tap / p.step_x, z = row / p.step_y;
+      const int tap = p.shape.by_out_channels(column), row = p.shape.by_step_x(tap);
+      const int z = p.shape.by_step_y(row);
       const int64_t place = (z * out_h + (row - z * p.step_y)) * out_w + (tap - row * p.step_x);
       const int64_t at = place * p.out_channels + (column - tap * p.out_channels);
       uint4 bias[kEach / 4];

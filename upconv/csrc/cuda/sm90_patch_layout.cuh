@@ -42,6 +42,33 @@ __host__ __device__ inline int columns_of(const PatchParams& p) {
 __host__ __device__ inline int column_groups(const PatchParams& p) {
   return (columns_of(p) + p.tile_n - 1) / p.tile_n;
 }
+
+inline PatchShape shape_of(const PatchParams& p) {
+  PatchShape s;
+  s.groups = column_groups(p);
+  s.each = pixels_of(p) / kBlock;
+  s.runs = p.span ? taps_of(p) / p.span : 1;
+  s.rest_shift = 0;
+  while (1 << s.rest_shift < p.rest_pixels) ++s.rest_shift;
+  const int part = kRowBytes / (p.operand == 0 ? 4 : 2) / 2;  // pixels
+  s.row_parts = (p.in_w + part - 1) / part;
+  const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
+  s.by_groups = by(s.groups);
+  s.by_each = by(s.each);
+  s.by_runs = by(s.runs);
+  s.by_row_runs = by(p.span ? p.step_x / p.span : 1);
+  s.by_row_parts = by(s.row_parts);
+  s.by_rows = by(p.step_z * p.step_y);
+  s.by_pixels = by(pixels_of(p));
+  s.by_in_w = by(p.in_w);
+  s.by_in_h = by(p.in_h);
+  s.by_in_d = by(p.in_d);
+  s.by_step_y = by(p.step_y);
+  s.by_step_x = by(p.step_x);
+  s.by_out_channels = by(p.out_channels);
+  return s;
+}
+
 // A unit of work is a group of columns of `kConsumers` blocks of pixels.
 template <typename Way>
 __host__ __device__ int unit_count(const PatchParams& p) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 #define UPCONV_PATCH_FIELDS(X)                                                                \
@@ -26,10 +28,22 @@ namespace upconv {
   X(step_y)                                                                                   \
   X(step_x)
 
+// What follows from the fields, computed once: the kernel would divide for each unit of work.
+struct PatchShape {
+  int groups;      // of columns
+  int each;        // whole blocks of an image
+  int runs;        // of `span` outputs, of a pixel in one channel
+  int rest_shift;  // rest_pixels is 1 << rest_shift
+  int row_parts;   // of a row of grad_output
+  Divider by_groups, by_each, by_runs, by_row_runs, by_row_parts, by_rows, by_pixels;
+  Divider by_in_w, by_in_h, by_in_d, by_step_y, by_step_x, by_out_channels;
+};
+
 struct PatchParams {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_PATCH_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  PatchShape shape;
   const void* source;  // x, or grad_output
   const void* w;       // packed
   const void* bias;
