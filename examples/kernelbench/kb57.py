@@ -2951,6 +2951,41 @@ __device__ __forceinline__ void keep_after_wait(float& accumulator) {
 
 }  // namespace upconv::ptx
 
+// ===== csrc/cuda/divider.h =======================================================================
+
+// Division by a number that is known before the launch, of one that is not negative: a
+// multiplication and a shift, some 10 cycles. By a number that the compiler does not know it takes
+// 120, one after the other for every part of a unit of work.
+
+#ifndef __CUDACC__
+#define UPCONV_BOTH
+#else
+#define UPCONV_BOTH __host__ __device__ __forceinline__
+#endif
+
+namespace upconv {
+
+struct Divider {
+  uint32_t multiplier = 1u << 31;
+  int shift = 31;
+
+  Divider() = default;
+  // 2^shift / by, rounded up: too large by less than by / 2^shift for each unit of the dividend,
+  // which is less than 2^31, so that the sum is off by less than 1 / by.
+  explicit Divider(int by) {
+    int bits = 0;
+    while ((int64_t{1} << bits) < by) ++bits;
+    shift = 31 + bits;
+    multiplier = static_cast<uint32_t>(((uint64_t{1} << shift) + by - 1) / by);
+  }
+  UPCONV_BOTH int operator()(int dividend) const {
+    return static_cast<int>(static_cast<uint64_t>(static_cast<uint32_t>(dividend)) * multiplier >>
+                            shift);
+  }
+};
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_params.h ===================================================================
 
 // What the planner tells the Hopper kernel. upconv/planner/sm90.py writes the same fields in the
@@ -3111,6 +3146,7 @@ struct Sm90Params {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  Divider by_job_groups, by_conv_groups, by_tiles_x, by_tiles_y, by_tiles_z;
   Sm90Axis axis[3];                       // depth, rows, columns
   int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
   int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
@@ -3269,22 +3305,19 @@ struct Unit {
   int conv_group;
 
   __device__ __forceinline__ Unit(const Sm90Params& p, int index) {
-    int tile = index / p.job_groups;
-    conv_group = 0;
-    if (p.conv_groups > 1) {
-      conv_group = tile % p.conv_groups;
-      tile /= p.conv_groups;
-    }
-    x = tile % p.tiles_x * p.tile_w;
-    tile /= p.tiles_x;
-    y = tile % p.tiles_y * p.tile_h;
-    tile /= p.tiles_y;
-    z = 0;
-    if (p.tiles_z > 1) {
-      z = tile % p.tiles_z;
-      tile /= p.tiles_z;
-    }
-    o = tile * p.tile_o;
+    int rest = p.by_job_groups(index);
+    conv_group = p.conv_groups > 1 ? taken(rest, p.conv_groups, p.by_conv_groups) : 0;
+    x = taken(rest, p.tiles_x, p.by_tiles_x) * p.tile_w;
+    y = taken(rest, p.tiles_y, p.by_tiles_y) * p.tile_h;
+    z = p.tiles_z > 1 ? taken(rest, p.tiles_z, p.by_tiles_z) : 0;
+    o = rest * p.tile_o;
+  }
+
+  // The last digit of a number whose digits have so many values; it loses it.
+  __device__ static __forceinline__ int taken(int& number, int values, const Divider& by) {
+    const int before = number;
+    number = by(before);
+    return before - number * values;
   }
 };
 
@@ -3294,7 +3327,7 @@ __host__ __device__ inline int unit_count(const Sm90Params& p) {
 
 // The job group of a unit.
 __device__ __forceinline__ int group_of(const Sm90Params& p, int unit) {
-  return p.job_groups > 1 ? unit % p.job_groups : 0;
+  return p.job_groups > 1 ? unit - p.by_job_groups(unit) * p.job_groups : 0;
 }
 
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.
@@ -6447,7 +6480,14 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     job.visit = take();
     job.visits = take();
   }
-  return at == length;
+  if (at != length) return false;
+  const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
+  plan->by_job_groups = by(plan->job_groups);
+  plan->by_conv_groups = by(plan->conv_groups);
+  plan->by_tiles_x = by(plan->tiles_x);
+  plan->by_tiles_y = by(plan->tiles_y);
+  plan->by_tiles_z = by(plan->tiles_z);
+  return true;
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {

@@ -69,7 +69,14 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
     job.visit = take();
     job.visits = take();
   }
-  return at == length;
+  if (at != length) return false;
+  const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
+  plan->by_job_groups = by(plan->job_groups);
+  plan->by_conv_groups = by(plan->conv_groups);
+  plan->by_tiles_x = by(plan->tiles_x);
+  plan->by_tiles_y = by(plan->tiles_y);
+  plan->by_tiles_z = by(plan->tiles_z);
+  return true;
 }
 
 int64_t sm90_packed_bytes(const Sm90Params& plan) {

@@ -166,22 +166,19 @@ struct Unit {
   int conv_group;
 
   __device__ __forceinline__ Unit(const Sm90Params& p, int index) {
-    int tile = index / p.job_groups;
-    conv_group = 0;
-    if (p.conv_groups > 1) {
-      conv_group = tile % p.conv_groups;
-      tile /= p.conv_groups;
-    }
-    x = tile % p.tiles_x * p.tile_w;
-    tile /= p.tiles_x;
-    y = tile % p.tiles_y * p.tile_h;
-    tile /= p.tiles_y;
-    z = 0;
-    if (p.tiles_z > 1) {
-      z = tile % p.tiles_z;
-      tile /= p.tiles_z;
-    }
-    o = tile * p.tile_o;
+    int rest = p.by_job_groups(index);
+    conv_group = p.conv_groups > 1 ? taken(rest, p.conv_groups, p.by_conv_groups) : 0;
+    x = taken(rest, p.tiles_x, p.by_tiles_x) * p.tile_w;
+    y = taken(rest, p.tiles_y, p.by_tiles_y) * p.tile_h;
+    z = p.tiles_z > 1 ? taken(rest, p.tiles_z, p.by_tiles_z) : 0;
+    o = rest * p.tile_o;
+  }
+
+  // The last digit of a number whose digits have so many values; it loses it.
+  __device__ static __forceinline__ int taken(int& number, int values, const Divider& by) {
+    const int before = number;
+    number = by(before);
+    return before - number * values;
   }
 };
 
@@ -191,7 +188,7 @@ __host__ __device__ inline int unit_count(const Sm90Params& p) {
 
 // The job group of a unit.
 __device__ __forceinline__ int group_of(const Sm90Params& p, int unit) {
-  return p.job_groups > 1 ? unit % p.job_groups : 0;
+  return p.job_groups > 1 ? unit - p.by_job_groups(unit) * p.job_groups : 0;
 }
 
 // Index of the job of consumer `c`: the unit's own when the consumers take units in turn.

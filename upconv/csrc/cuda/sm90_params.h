@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 constexpr int kMaxKinds = 32;    // tap lists: one for each set of phases that share a 64-row block
@@ -159,6 +161,7 @@ struct Sm90Params {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_SM90_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  Divider by_job_groups, by_conv_groups, by_tiles_x, by_tiles_y, by_tiles_z;
   Sm90Axis axis[3];                       // depth, rows, columns
   int16_t row_first[kMaxRowPhases];       // first output row of each row phase that has taps
   int16_t column_first[kMaxWidthPhases];  // first output column of each width phase of a job
