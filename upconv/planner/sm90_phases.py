@@ -46,12 +46,12 @@ INT = 2**31
 
 LAUNCH = 7.1
 """Microseconds."""
-UNIT_CYCLES = 2400.0
+UNIT_CYCLES = 1800.0
 """Of a unit of work besides its products."""
 STEP_FACTOR = 0.96
 ROW_CYCLES = 3.3
 """That TMA takes for a row of a box, however short."""
-TURN_CYCLES = 294.0
+TURN_CYCLES = 260.0
 """From the start of some products to that of the next but one, of the same warpgroup, at least."""
 READ_BYTES = 4.8e6
 """That the memory gives in a microsecond at most; the fit, 5.8e6, hardly depends on it."""
