@@ -2986,6 +2986,8 @@ struct Divider {
 
 }  // namespace upconv
 
+#undef UPCONV_BOTH
+
 // ===== csrc/cuda/sm90_params.h ===================================================================
 
 // What the planner tells the Hopper kernel. upconv/planner/sm90.py writes the same fields in the

@@ -181,7 +181,8 @@ class Tiling:
         """What takes longest, for both consumers: tensor cores, shared memory, TMA, or waiting."""
         turns = self.many * taps * STEPS[self.problem.direction]
         products = CONSUMERS * turns * self.problem.kernel[2]
-        port = CONSUMERS * turns * (96 if self.backward else 48) + products * self.n / 4
+        loads = 96 if self.backward else 32 if self.problem.element_bytes == 4 else 48
+        port = CONSUMERS * turns * loads + products * self.n / 4
         port += CONSUMERS * self.box_bytes / 128
         if not self.resident:
             port += taps * self.weight_bytes / 128
@@ -228,7 +229,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs rows of an even number of pixels, not {problem.in_size[-1]}"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
-    if pixels >= INT // 4 or 64 * weights >= INT:
+    if pixels >= INT // 4 or weights >= INT // 4:
         return "images, a batch of them, or weights beyond its 32-bit sizes"
     return None
 
@@ -242,6 +243,8 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
             whole_rows = sized.grid[2] == problem.in_size[2] and not sized.backward
             too_wide = octets > 8 * many or octets * OCTET >= 2 * max(OCTET, sized.grid[2])
             if too_wide or (sized.flat and not whole_rows) or max(sized.box) > MOST_BOX:
+                continue
+            if sized.units >= INT - hardware.multiprocessors:
                 continue
 
             def boxes(stages: int, sized: Tiling = sized) -> int:

@@ -33,3 +33,5 @@ struct Divider {
 };
 
 }  // namespace upconv
+
+#undef UPCONV_BOTH

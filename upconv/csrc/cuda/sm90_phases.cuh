@@ -9,10 +9,10 @@
 // accumulators for even and odd outputs. No instruction moves a pixel from one thread to another.
 //
 // Rows: rows r and r + 8 of a product are neighbouring pixels, so that a thread has four outputs
-// that lie side by side. Blocks: 64 pixels or twice as many, octets of 8 in rows.
-// Taps of other rows: a place in the box. One phase of the rows at a time.
-// Port of shared memory, in cycles for one box (4 x 4 taps, 2 x 64 pixels, 128 channels, TF32):
-// operand A 192, weights read 512 and written 256, boxes 50; the tensor cores take 1024.
+// that lie side by side. Blocks: 64 pixels or twice as many, one after the other in an image, or in
+// rows of octets of 8. Taps of other rows: a place in the box. One phase of the rows at a time.
+// Port of shared memory, in cycles for 8 channels (4 x 4 taps, 2 x 64 pixels, 128 outputs, TF32):
+// operand A 128, weights read 512 and written 256, boxes 50; the tensor cores take 1024.
 //
 // Roles: consumers  warps 0-7: two warpgroups, a block each, the same channels
 //        feeders    one thread each of warps 8 and 9 for the consumers' boxes, of 10 for the
