@@ -1,0 +1,84 @@
+// What the binding asks of a GPU kernel: the sizes of a call, where its tensors lie, and a row of
+// the table in cuda_kernels.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common.h"
+
+namespace upconv {
+
+// The sizes of a call, leading dimensions that it does not have as 1. A plan that speaks of other
+// sizes than the tensors have would have a kernel read or write outside them.
+struct CallSizes {
+  int64_t batch, in_channels, out_channels, groups;
+  Direction direction;
+  int ndim;
+  bool channels_last;
+  int64_t in[3], out[3], kernel[3];  // depth, height, width
+
+  explicit CallSizes(const PlanKey& key)
+      : batch(key[kKeyBatch]),
+        in_channels(key[kKeyInChannels]),
+        out_channels(key[kKeyOutChannels]),
+        groups(key[kKeyGroups]),
+        direction(static_cast<Direction>(key[kKeyDirection])),
+        ndim(static_cast<int>(key[kKeyNdim])),
+        channels_last(key[kKeyChannelsLast] != 0) {
+    for (int i = 0; i < 3; ++i) {
+      const int dimension = i - (3 - ndim);
+      const auto value = [&](int list) { return key[kKeyHeader + list * ndim + dimension]; };
+      in[i] = out[i] = kernel[i] = 1;
+      if (dimension < 0) continue;
+      in[i] = value(0);
+      kernel[i] = value(1);
+      out[i] = (in[i] - 1) * value(2) - 2 * value(3) + value(5) * (kernel[i] - 1) + value(4) + 1;
+    }
+    // The input's gradient is a convolution the other way: a kernel reads what the layer wrote.
+    if (direction == kGradInput) {
+      std::swap(in_channels, out_channels);
+      for (int i = 0; i < 3; ++i) std::swap(in[i], out[i]);
+    }
+  }
+
+  // Are these the weight's strides between the channels that a kernel reads and writes?
+  bool weight_strides(int64_t by_in, int64_t by_out) const {
+    const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+    const bool swapped = direction == kGradInput;
+    return by_in == (swapped ? taps : out_channels / groups * taps) &&
+           by_out == (swapped ? in_channels / groups * taps : taps);
+  }
+};
+
+// Where the tensors of one launch lie; `weight` is packed where the kernel packs. A kernel for the
+// weight's gradient gets grad_output in its place.
+struct Operands {
+  const void* input;
+  const void* weight;
+  const void* bias;  // null where there is none
+  void* output;
+  void* workspace = nullptr;      // of the size that the kernel asks for
+  void* bias_gradient = nullptr;  // for plans whose kernel adds it up on the way
+};
+
+struct CudaKernel {
+  using Prepared = std::shared_ptr<const void>;
+
+  KernelId id;
+  const char* name;  // in error messages
+  int alignment;     // bytes: of the input's first element
+  Prepared (*read)(const CallSizes&, const std::vector<int64_t>& record);
+  // Both null for a kernel that reads the weight as PyTorch keeps it.
+  int64_t (*packed_bytes)(const void* plan);
+  cudaError_t (*pack)(const void* plan, const void* weight, void* packed, cudaStream_t);
+  cudaError_t (*launch)(const void* plan, const Operands&, int multiprocessors, cudaStream_t);
+  int64_t (*workspace_bytes)(const void* plan) = nullptr;  // null: none needed
+  bool (*adds_bias)(const void* plan) = nullptr;           // null: none of its plans does
+};
+
+}  // namespace upconv
