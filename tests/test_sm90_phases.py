@@ -69,6 +69,7 @@ REFUSED = {
     "width in 16 bits": (layer((32, 12), dtype="bfloat16"), "a multiple of 16 bytes, not 12"),
     "gradient's rows": (layer((32, 31), direction="grad_input"), "of 16 bytes, not 62"),
     "large": (layer((2**14, 2**14), batch=1), "32-bit sizes"),
+    "endless phases": (layer((1, 1, 32), 4, (40000, 40000, 2), 1), "do not fit"),
 }
 
 

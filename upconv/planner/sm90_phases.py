@@ -47,7 +47,8 @@ INT = 2**31
 LAUNCH = 7.1
 """Microseconds."""
 UNIT_CYCLES = 1800.0
-"""Of a unit of work besides its products."""
+"""Of a unit of work besides its products; this and TURN_CYCLES as docs/notes/2026-11-16-phases.md
+tells, the others as benchmarks/measure_pixels.py fits them."""
 STEP_FACTOR = 0.96
 ROW_CYCLES = 3.3
 """That TMA takes for a row of a box, however short."""
@@ -158,6 +159,12 @@ class Tiling:
     def weight_bytes(self) -> int:
         return self.n * box_k(self.problem) * self.problem.kernel[2]
 
+    @property
+    def weight_pieces(self) -> int:
+        """Of 16 bytes, that the packed weights of a channel have: one thread block packs each."""
+        k = depth(self.problem) * box_k(self.problem) * self.problem.kernel[2]
+        return self.row_phases * prod(self.most_taps) * k // PIECE_BYTES
+
     def microseconds(self, hardware: Hardware) -> float:
         """The products of a unit, and then its stores, which all multiprocessors do at once."""
         problem = self.problem
@@ -244,7 +251,8 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
             too_wide = octets > 8 * many or octets * OCTET >= 2 * max(OCTET, sized.grid[2])
             if too_wide or (sized.flat and not whole_rows) or max(sized.box) > MOST_BOX:
                 continue
-            if sized.units >= INT - hardware.multiprocessors:
+            # Phases are as many as the steps between rows, however few of them have outputs.
+            if max(sized.units + hardware.multiprocessors, sized.weight_pieces) >= INT:
                 continue
 
             def boxes(stages: int, sized: Tiling = sized) -> int:
@@ -269,7 +277,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     found = tilings(flat(problem), hardware)
     best = min(found, key=lambda tiling: tiling.microseconds(hardware), default=None)
     if best is None:
-        return Refusal(KERNEL, "its boxes and weights do not fit in shared memory")
+        return Refusal(KERNEL, "its boxes, weights or phases do not fit")
     held = "stay in shared memory" if best.resident else "come in a ring"
     notes = (
         f"both phases of a row at once: {best.units} tiles of {CONSUMERS} x {best.shape} pixels and"
