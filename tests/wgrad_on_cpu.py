@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import sm90_on_cpu
+from wgrad_references import expected
+
+from upconv.planner import Problem
 
 NAMES = ("tf32", "bf16", "fp16", "launch")
 SOURCES = (*(f"sm90_wgrad_{name}" for name in NAMES), "wgrad_driver")
@@ -38,3 +41,24 @@ def run(
     )
     assert not failure, failure.decode()
     return sm90_on_cpu.from_bits(gw, operand), sm90_on_cpu.from_bits(gb, operand)
+
+
+def check(library: ctypes.CDLL, record: tuple[int, ...], problem: Problem, bias: bool) -> None:
+    """The kernel computes the weight's gradient, and the bias's where its plan says so.
+
+    The numbers are small and whole, so that TF32 makes no error at all and 16 bits only that of
+    their output.
+    """
+    numbers = np.random.default_rng(1)
+    whole = lambda *shape: numbers.integers(-3, 4, shape).astype(np.float64)  # noqa: E731
+    x = whole(problem.batch, problem.in_channels, *problem.in_size)
+    gy = whole(problem.batch, problem.out_channels, *problem.out_size)
+    wanted = expected(problem, x, gy)
+    gw, gb = run(library, record, x, gy, wanted.size)
+    limit = 0 if problem.dtype == "float32" else 2**-8
+    np.testing.assert_allclose(gw.reshape(wanted.shape), wanted, rtol=limit, atol=0)
+    if bias:
+        sums = gy.sum(tuple(i for i in range(gy.ndim) if i != 1))
+        np.testing.assert_allclose(gb, sums, rtol=limit, atol=0)
+    else:
+        assert np.isnan(gb).all()

@@ -35,6 +35,7 @@ KERNEL_IDS = {
     "sm90_patch": 10,
     "sm90_patch_wgrad": 11,
     "sm90_phases": 12,
+    "sm90_phases_wgrad": 13,
 }
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -108,6 +108,7 @@ void copy_async(uint32_t to, const void* from, int valid) {
   if (valid) std::memcpy(target, from, valid);
 }
 inline void copy_async_commit() {}
+inline void copy_async_arrive(uint32_t at) { barrier_arrive(at); }
 template <int kPending>
 void copy_async_wait() {}
 
@@ -134,6 +135,9 @@ inline T pinned(T value) {
 }
 inline uint32_t round_to_tf32(uint32_t bits) {
   return std::min((bits & 0x7fffffffu) + 0x1000u, 0x7fffffffu) | (bits & 0x80000000u);
+}
+inline uint32_t nearly_tf32(uint32_t bits) {
+  return bits_of(float_of(bits) * (1.f + 0x1p-11f * 0.72f));
 }
 template <int>
 void give_registers() {}

@@ -66,6 +66,7 @@ _LONGEST_FIRST = (
     "cuda/sm90_phases.cu",  # 19 s, in several threads
     "cuda/sm90_*patch.cu",  # 15 and 7 s, in several threads
     "cuda/sm90_wgrad_*16.cu",  # 18 s
+    "cuda/sm90_wgrad_phases.cu",  # 14 s, in several threads
     "cuda/sm90_*[!h].cu",  # 13 to 17 s
     "cuda/direct_float32.cu",  # 11 s
     "cuda/direct_*float16.cu",  # 6 s

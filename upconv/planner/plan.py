@@ -20,6 +20,7 @@ from . import (
     sm90_patch,
     sm90_patch_wgrad,
     sm90_phases,
+    sm90_phases_wgrad,
     sm90_wgrad,
 )
 from .candidate import ATEN, Candidate, Refusal
@@ -35,6 +36,7 @@ KERNELS = {
     mma.KERNEL: mma.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
     sm90_patch_wgrad.KERNEL: sm90_patch_wgrad.consider,
+    sm90_phases_wgrad.KERNEL: sm90_phases_wgrad.consider,
     direct_wgrad.KERNEL: direct_wgrad.consider,
     direct_igrad.KERNEL: direct_igrad.consider,
     gather_wgrad.KERNEL: gather_wgrad.consider,
@@ -49,6 +51,7 @@ SERVED = {
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
     sm90_patch_wgrad.KERNEL: ("grad_weight",),
+    sm90_phases_wgrad.KERNEL: ("grad_weight",),
     direct_wgrad.KERNEL: ("grad_weight",),
     direct_igrad.KERNEL: ("grad_input",),
     gather_wgrad.KERNEL: ("grad_weight",),
@@ -65,6 +68,7 @@ PROVEN = {
     (sm90_phases.KERNEL, "grad_input"): ((9, 0),),
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (sm90_patch_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (sm90_phases_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (direct.KERNEL, "forward"): ((9, 0),),
     (direct.KERNEL, "grad_input"): ((9, 0),),
     (direct_wgrad.KERNEL, "grad_weight"): ((9, 0),),

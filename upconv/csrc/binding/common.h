@@ -44,7 +44,8 @@ enum KernelId : int64_t {
   kGatherIgrad = 9,
   kSm90Patch = 10,
   kSm90PatchWgrad = 11,
-  kSm90Phases = 12
+  kSm90Phases = 12,
+  kSm90PhasesWgrad = 13
 };
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 

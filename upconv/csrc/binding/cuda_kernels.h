@@ -223,6 +223,7 @@ inline const std::vector<CudaKernel>& cuda_kernels() {
 #ifdef UPCONV_SM90
       wgrad_kernel(),
       patch_wgrad_kernel(),
+      phases_wgrad_kernel(),
 #endif
       direct_wgrad_kernel(),
       gather_wgrad_kernel(),

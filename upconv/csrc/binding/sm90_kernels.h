@@ -6,6 +6,7 @@
 #include "cuda/sm90_phases_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
 #include "cuda/sm90_wgrad_patch_launch.h"
+#include "cuda/sm90_wgrad_phases_launch.h"
 #include "cuda_kernel.h"
 
 namespace upconv {
@@ -192,31 +193,53 @@ inline CudaKernel::Prepared read_patch_wgrad(const CallSizes& call,
   return plan;
 }
 
-inline CudaKernel patch_wgrad_kernel() {
-  CudaKernel kernel{kSm90PatchWgrad,
-                    "the Hopper kernel for the weight's gradient of patches",
-                    16,
-                    read_patch_wgrad,
-                    nullptr,
-                    nullptr,
-                    nullptr};
+// The row of a kernel for the weight's gradient whose parameters are `Params`.
+template <typename Params, cudaError_t (*kLaunch)(const Params&, int, cudaStream_t),
+          int64_t (*kWorkspaceBytes)(const Params&)>
+CudaKernel pixels_wgrad_kernel(KernelId id, const char* name, decltype(CudaKernel::read) read) {
+  CudaKernel kernel{id, name, 16, read, nullptr, nullptr, nullptr};
   kernel.launch = [](const void* plan, const Operands& operands, int multiprocessors,
                      cudaStream_t stream) {
-    PatchWgradParams params = *static_cast<const PatchWgradParams*>(plan);
+    Params params = *static_cast<const Params*>(plan);
     params.x = operands.input;
     params.gy = operands.weight;
     params.gw = operands.output;
     params.gb = operands.bias_gradient;
     params.workspace = static_cast<float*>(operands.workspace);
-    return patch_wgrad(params, multiprocessors, stream);
+    return kLaunch(params, multiprocessors, stream);
   };
-  kernel.adds_bias = [](const void* plan) {
-    return static_cast<const PatchWgradParams*>(plan)->sums != 0;
-  };
+  kernel.adds_bias = [](const void* plan) { return static_cast<const Params*>(plan)->sums != 0; };
   kernel.workspace_bytes = [](const void* plan) {
-    return patch_wgrad_workspace_bytes(*static_cast<const PatchWgradParams*>(plan));
+    return kWorkspaceBytes(*static_cast<const Params*>(plan));
   };
   return kernel;
+}
+
+inline CudaKernel patch_wgrad_kernel() {
+  return pixels_wgrad_kernel<PatchWgradParams, patch_wgrad, patch_wgrad_workspace_bytes>(
+      kSm90PatchWgrad, "the Hopper kernel for the weight's gradient of patches", read_patch_wgrad);
+}
+
+inline CudaKernel::Prepared read_phases_wgrad(const CallSizes& call,
+                                              const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<PhasesWgradParams>();
+  if (!read_phases_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const int64_t kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
+                    plan->in_channels == call.in_channels &&
+                    plan->out_channels == call.out_channels && std::equal(in, in + 3, call.in) &&
+                    std::equal(out, out + 3, call.out) && std::equal(kernel, kernel + 3, call.kernel);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel phases_wgrad_kernel() {
+  return pixels_wgrad_kernel<PhasesWgradParams, phases_wgrad, phases_wgrad_workspace_bytes>(
+      kSm90PhasesWgrad, "the Hopper kernel for the weight's gradient of both phases of a row",
+      read_phases_wgrad);
 }
 
 }  // namespace upconv

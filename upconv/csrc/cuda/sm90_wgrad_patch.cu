@@ -5,7 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "sm90_wgrad_patch_launch.h"
-#include "tensor_map.h"
+#include "sm90_wgrad_boxes.h"
 
 namespace upconv {
 namespace patch {
@@ -13,31 +13,6 @@ namespace patch {
 // Every form the planner may ask for: TILES in upconv/planner/sm90_patch_wgrad.py is the same list.
 #define UPCONV_PATCH_WGRAD_TILES(X) X(128) X(64)
 #define UPCONV_PATCH_WGRAD_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
-
-// A tensor as the TMA sees it: columns, rows, depths, channels, images. A box is `bytes` of a row
-// of some channels.
-template <typename Operand>
-cudaError_t describe_rows(const void* tensor, const int (&size)[5], int bytes, int channels,
-                          bool round, CUtensorMap* map) {
-  const auto encode = tensor_map_encoder();
-  if (!encode) return cudaErrorNotSupported;
-  constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);
-  cuuint64_t sizes[5], strides[4], whole = kBytes;
-  for (int i = 0; i < 5; ++i) sizes[i] = static_cast<cuuint64_t>(size[i]);
-  for (int i = 0; i < 4; ++i) strides[i] = whole *= sizes[i];
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(bytes / kBytes), 1, 1,
-                            static_cast<cuuint32_t>(channels), 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  const auto type = kBytes == 2 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                    : round     ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const auto swizzle = bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B;
-  const CUresult result =
-      encode(map, type, 5, const_cast<void*>(tensor), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
 
 template <typename Operand, int N>
 cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cudaStream_t stream) {
@@ -61,7 +36,7 @@ cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cu
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, exact, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  const int threads = kTeamThreads * add_teams(p),
+  const int threads = kTeamThreads * teams_of(p.workers),
             shared = threads * static_cast<int>(sizeof(double));
   const unsigned all = static_cast<unsigned>(add_blocks(p)) + (p.sums ? p.out_channels : 0);
   add<<<all, threads, shared, stream>>>(p);

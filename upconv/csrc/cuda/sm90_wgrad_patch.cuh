@@ -22,20 +22,19 @@
 
 #include "sm90_patch_layout.cuh"
 #include "sm90_wgrad_patch_params.h"
+#include "sm90_wgrad_pixels.cuh"
 #include "wgmma_registers.cuh"
 
 namespace upconv::patch {
 
+using namespace wgrad_pixels;
+
 // --- Configuration ---------------------------------------------------------------------------
 
-constexpr int kGradRows = 64;      // channels of gy in a product
 constexpr int kInputBytes = 64;    // of a row of x in a part
 constexpr int kPartSteps = 2;      // products of a part, for each tap
 constexpr int kRowTaps = 2;        // of a patch
 constexpr int kGradHeader = 1024;  // barriers
-constexpr int kTeamThreads = 64;   // that add up: weights of a block,
-constexpr int kMostTeams = 4;      // and how many share the workers,
-constexpr int kManyWorkers = 16;   // if there are so many of these
 
 template <typename Operand>
 constexpr int kPartPixels = kInputBytes / static_cast<int>(sizeof(typename Operand::Element));
@@ -83,24 +82,11 @@ struct GradUnit {
   }
 };
 
-// Whose turn is it to add up the parts of gy? That of every block of x's channels, one after the
-// other.
-struct Turns {
-  int next, step;
-
-  template <typename Operand>
-  __device__ __forceinline__ Turns(const PatchWgradParams& p, const GradUnit<Operand>& unit) {
-    step = job_count(p) / job_pairs(p);
-    const int late = (unit.first + step - unit.block) % step;
-    next = p.sums ? unit.first + (late ? step - late : 0) : unit.end;
-  }
-  // Asked for each part in turn.
-  __device__ __forceinline__ bool mine(int part) {
-    if (part != next) return false;
-    next += step;
-    return true;
-  }
-};
+template <typename Operand>
+__device__ __forceinline__ Turns turns_of(const PatchWgradParams& p,
+                                          const GradUnit<Operand>& unit) {
+  return {unit.first, unit.end, unit.block, job_count(p) / job_pairs(p), p.sums != 0};
+}
 
 // Where a part lies.
 template <typename Operand>
@@ -165,7 +151,7 @@ __device__ __forceinline__ void feed_gradient(const PatchWgradParams& p, const G
   for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
     const GradUnit<Operand> unit(p, number);
     const GradRows rows(p, unit.pair, c);
-    Turns turns(p, unit);
+    Turns turns = turns_of(p, unit);
     for (int i = unit.first; i < unit.end; ++i) {
       const GradPart<Operand> part(p, i);
       const uint32_t full = shared.box_full_at(c, slot.index);
@@ -225,12 +211,8 @@ struct GradConsumer {
     place = channel * kRowBytes + ((t / 2 ^ channel % 8) << 4) + t % 2 * 8;
   }
 
-  // Rows r and r + 8 of a product are channels 8 apart. Of 8 channels those with even numbers come
-  // first: what half a warp loads then lies on different banks.
-  __device__ __forceinline__ int own_channel() const {
-    const int row = lane / 4;
-    return 16 * warp + (row < 4 ? 2 * row : 2 * row - 7);
-  }
+  // Rows r and r + 8 of a product are channels 8 apart.
+  __device__ __forceinline__ int own_channel() const { return 16 * warp + even_first(lane / 4); }
 
   // Two taps of `half` a step's pixels, t and t + 4 of 8 in TF32. (16-bit types: pairs of pixels.)
   template <bool kAdds>
@@ -246,21 +228,12 @@ struct GradConsumer {
           uint2 both;
           const uint32_t piece = (4 * step + 2 * half) << 4;
           ptx::load_shared(both, (at ^ piece) + further * 8 * kRowBytes);
-          if constexpr (kAdds) part[further] += total(both);
+          if constexpr (kAdds) part[further] += total<Operand>(both);
           unpack<kAdds>(both, to[step][0][2 * half + further], to[step][1][2 * half + further]);
         }
       }
     }
     if constexpr (kAdds) sum[0] += part[0], sum[1] += part[1];
-  }
-
-  __device__ static __forceinline__ float total(uint2 both) {
-    if constexpr (kWide) return __uint_as_float(both.x) + __uint_as_float(both.y);
-    return (number(both.x) + number(both.x >> 16)) + (number(both.y) + number(both.y >> 16));
-  }
-  __device__ static __forceinline__ float number(uint32_t bits) {
-    const unsigned short half = static_cast<unsigned short>(bits);
-    return Operand::to_float(*reinterpret_cast<const Element*>(&half));
   }
 
   template <bool kRounds>
@@ -327,7 +300,7 @@ struct GradConsumer {
   __device__ __forceinline__ void run() {
     for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
       const GradUnit<Operand> unit(p, number);
-      Turns turns(p, unit);
+      Turns turns = turns_of(p, unit);
       sum[0] = sum[1] = 0.;
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[0][i] = d[1][i] = 0.f;
@@ -381,9 +354,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Adding up -------------------------------------------------------------------------------
 
-__host__ __device__ inline int add_teams(const PatchWgradParams& p) {
-  return p.workers >= kManyWorkers ? kMostTeams : 1;
-}
 __host__ __device__ inline int64_t add_blocks(const PatchWgradParams& p) {
   const int64_t pairs = static_cast<int64_t>(p.in_channels) * p.out_channels * patch_rows(p);
   return (pairs + kTeamThreads - 1) / kTeamThreads;
@@ -393,7 +363,6 @@ __host__ __device__ inline int64_t add_blocks(const PatchWgradParams& p) {
 template <typename Operand>
 __device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shared) {
   using Element = typename Operand::Element;
-  const int team = threadIdx.x / kTeamThreads, teams = blockDim.x / kTeamThreads;
   const int64_t number =
       static_cast<int64_t>(blockIdx.x) * kTeamThreads + threadIdx.x % kTeamThreads;
   const int rows = patch_rows(p), row = static_cast<int>(number % rows);
@@ -401,28 +370,15 @@ __device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shar
   const int in = static_cast<int>(pair / p.out_channels);
   const int out = static_cast<int>(pair - static_cast<int64_t>(in) * p.out_channels);
   const bool there = in < p.in_channels;
-  float2 sum{0.f, 0.f};
-  if (there) {
-    const int block = out / kGradRows * rows + row;
-    const int64_t job = static_cast<int64_t>(in / p.tile_n) * job_pairs(p) + block / kConsumers;
-    const int64_t at =
-        (static_cast<int64_t>(block % kConsumers) * p.tile_n + in % p.tile_n) * kGradRows +
-        out % kGradRows;
-    const float2* from = reinterpret_cast<const float2*>(p.workspace + job * unit_sums(p)) + at;
-    const int64_t step = job_count(p) * (unit_sums(p) / 2);
-#pragma unroll 8
-    for (int worker = team; worker < p.workers; worker += teams) {
-      const float2 more = from[worker * step];
-      sum.x += more.x, sum.y += more.y;
-    }
-  }
-  shared[threadIdx.x] = sum;
-  __syncthreads();
-  if (team > 0 || !there) return;
-  for (int k = 1; k < teams; ++k) {
-    const float2 more = shared[k * kTeamThreads + threadIdx.x];
-    sum.x += more.x, sum.y += more.y;
-  }
+  const int block = out / kGradRows * rows + row;
+  const int64_t job = static_cast<int64_t>(in / p.tile_n) * job_pairs(p) + block / kConsumers;
+  const int64_t at =
+      (static_cast<int64_t>(block % kConsumers) * p.tile_n + in % p.tile_n) * kGradRows +
+      out % kGradRows;
+  const float2* from = reinterpret_cast<const float2*>(p.workspace + job * unit_sums(p)) + at;
+  const int64_t step = job_count(p) * (unit_sums(p) / 2);
+  const float2 sum = add_workers(from, step, there ? p.workers : 0, shared);
+  if (threadIdx.x >= kTeamThreads || !there) return;
   alignas(8) const Element two[] = {Operand::from_float(sum.x), Operand::from_float(sum.y)};
   using Vector = VectorOf<2 * sizeof(Element)>;
   static_cast<Vector*>(p.gw)[number] = *reinterpret_cast<const Vector*>(two);
@@ -432,9 +388,8 @@ __device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shar
 // four threads of a row.
 template <typename Operand>
 __device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel, double* shared) {
-  const int rows = patch_rows(p), inside = channel % kGradRows, eighth = inside % 8;
-  const int row_of_warp = eighth % 2 ? eighth / 2 + 4 : eighth / 2;
-  const int thread = inside / 16 * 32 + row_of_warp * 4;
+  const int rows = patch_rows(p), inside = channel % kGradRows;
+  const int thread = inside / 16 * 32 + row_of(inside % 8) * 4;
   double sum = 0.;
   for (int i = threadIdx.x; i < rows * (unit_count(p) / job_pairs(p)) * 4; i += blockDim.x) {
     const int row = i / 4 % rows, share = i / 4 / rows;  // of workers and blocks of x's channels
@@ -443,10 +398,8 @@ __device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel,
     const int64_t at = (unit * kConsumers + block % kConsumers) * 128 + thread + i % 4;
     sum += bias_at(p)[at * 2 + inside / 8 % 2];
   }
-  shared[threadIdx.x] = sum;
-  __syncthreads();
+  sum = add_block(sum, shared);
   if (threadIdx.x > 0) return;
-  for (int i = 1; i < static_cast<int>(blockDim.x); ++i) sum += shared[i];
   static_cast<typename Operand::Element*>(p.gb)[channel] =
       Operand::from_float(static_cast<float>(sum));
 }

@@ -1,0 +1,190 @@
+"""The weight's gradient of both phases of a row on Hopper: its plans, and its own code on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import wgrad_on_cpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_reports import spilled_bytes
+from params_header import CUDA, ParamsHeader
+
+from upconv.planner import H200, Problem, Refusal, make_plan, sm90_phases_wgrad
+from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.sm90_wgrad import flat
+
+SMALL = replace(H200, multiprocessors=3)
+
+
+def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 4, **rest: object) -> Problem:
+    """The rows' own kernel, stride and padding, unless others are given."""
+    taps = kernel if isinstance(kernel, int) else kernel[-1]
+    values = {"batch": 2, "in_channels": 40, "out_channels": 24, "tf32": True, **rest}
+    first = [values.pop(name) for name in ("batch", "in_channels", "out_channels")]
+    steps = [values.pop(name, default) for name, default in (("stride", 2), ("padding", 1))]
+    last = [0] * (len(size) - 1) + [int(taps == 3)]  # rows of 16 bytes again
+    values.setdefault("output_padding", tuple(last))
+    values.setdefault("direction", "grad_weight")
+    return Problem.of(*first, size, kernel, *steps, **values)  # type: ignore[arg-type]
+
+
+# --- Plans -------------------------------------------------------------------------------------
+
+
+def test_the_fields_are_those_of_the_header() -> None:
+    tiling = next(sm90_phases_wgrad.tilings(flat(layer((8, 8))), H200))
+    header = ParamsHeader("sm90_wgrad_phases_params.h")
+    assert list(sm90_phases_wgrad.fields(tiling, H200)) == header.fields()
+
+
+def test_the_tiles_are_those_that_are_compiled() -> None:
+    source = (CUDA / "sm90_wgrad_phases.cu").read_text()
+    line = next(each for each in source.splitlines() if "define UPCONV_PHASES_WGRAD_TILES" in each)
+    assert True
+
+
+REFUSED = {
+    "kernel": (layer((8, 32), 5), "3 or 4 taps"),
+    "stride": (layer((8, 32), stride=4), "takes stride 2"),
+    "padding": (layer((8, 32), padding=0), "padding 1"),
+    "rows": (layer((8, 14)), "a multiple of 16 bytes, not 14"),
+    "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 16 bytes, not 12"),
+    "odd outputs": (layer((8, 32), 3, output_padding=0), "rows of grad_output"),
+    "groups": (layer((8, 32), groups=2), "one group"),
+    "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    problem, reason = REFUSED[name]
+    answer = sm90_phases_wgrad.consider(problem, H200)
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("channels", "size"), [((512, 256), (8, 8)), ((128, 64), (32, 32))])
+def test_layers_of_a_generator_are_its_own(
+    channels: tuple[int, int], size: tuple[int, int], dtype: str
+) -> None:
+    problem = layer(
+        size, batch=128, in_channels=channels[0], out_channels=channels[1], dtype=dtype
+    )
+    chosen = make_plan(problem, H200).chosen
+    assert chosen.kernel == sm90_phases_wgrad.KERNEL
+    assert chosen.with_bias
+    assert "workspace" in " ".join(chosen.notes)
+
+
+def test_the_bias_comes_along_where_some_rows_meet_each_number_once() -> None:
+    adds = sm90_phases_wgrad.adds_bias
+    assert adds(layer((8, 32)))
+    assert adds(layer((64,)))
+    assert adds(layer((8, 32), (3, 4), stride=(1, 2)))
+    assert not adds(layer((8, 32), bias=False))
+    assert not adds(layer((8, 32), (3, 4), stride=(1, 2), padding=(0, 1)))  # more rows of outputs
+    assert not adds(layer((8, 32), (1, 4), stride=(2, 2), padding=(0, 1)))  # rows without a tap
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("channels", [64, 1024])
+def test_the_workspace_is_bounded(batch: int, channels: int) -> None:
+    """Two thread blocks' sums for each multiprocessor, or those of every job once."""
+    problem = flat(layer((64, 64), batch=batch, in_channels=channels, out_channels=channels))
+    tilings = sm90_phases_wgrad.tilings(problem, H200)
+    best = min(tilings, key=lambda tiling: tiling.microseconds(H200))
+    assert best.units <= max(best.jobs, 2 * H200.multiprocessors)
+    assert best.workspace <= max(36 * 2**20, 4 * 16 * channels**2 + best.units * 2048)
+    assert best.stages(H200) >= 4
+
+
+# --- The kernel --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not on the PATH")
+    folder = tmp_path_factory.mktemp("phases_wgrad")
+    return wgrad_on_cpu.compiled(folder, ("sm90_wgrad_phases", "phases_wgrad_driver"))
+
+
+def check(library: ctypes.CDLL, tiling: sm90_phases_wgrad.Tiling, problem: Problem) -> None:
+    record = sm90_phases_wgrad.record(tiling, SMALL)
+    wgrad_on_cpu.check(library, record, problem, tiling.sums)
+
+
+def tilings(problem: Problem) -> list[sm90_phases_wgrad.Tiling]:
+    assert sm90_phases_wgrad.refusal(problem, SMALL) is None
+    return list(sm90_phases_wgrad.tilings(flat(problem), SMALL))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    ndim, dtype = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from(["float32", "float16"]))
+    some = lambda low, high: st.lists(  # noqa: E731
+        st.integers(low, high), min_size=ndim - 1, max_size=ndim - 1
+    )
+    taps, kernel, stride = draw(st.sampled_from([3, 4])), draw(some(1, 4)), draw(some(1, 3))
+    padding = [draw(st.integers(0, (k - 1) // 2)) for k in kernel]
+    last = (4 if dtype == "float32" else 8) * draw(st.integers(1, 10))
+    return layer(
+        (*draw(some(1, 5)), last),
+        (*kernel, taps),
+        stride=(*stride, 2),
+        padding=(*padding, 1),
+        batch=draw(st.integers(1, 3)),
+        in_channels=draw(st.integers(8, 140)),
+        out_channels=draw(st.integers(8, 140)),
+        dtype=dtype,
+        bias=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(problem=problems(), choose=st.randoms(use_true_random=False))
+def test_the_kernel_computes_the_gradient(
+    library: ctypes.CDLL, problem: Problem, choose: random.Random
+) -> None:
+    check(library, choose.choice(tilings(problem)), problem)
+
+
+LAYERS = {
+    "one part": layer((1, 32), batch=1),
+    "two rows in a part": layer((5, 16)),
+    "four rows in a part": layer((8, 8), out_channels=70),
+    "eight rows in a part, 16 bits": layer((9, 8), dtype="bfloat16"),
+    "fewer parts than workers": layer((1, 16), batch=1, out_channels=200),
+    "several parts in a row": layer((3, 100), batch=1),
+    "the same in 16 bits": layer((3, 136), batch=1, dtype="bfloat16"),
+    "rows that fill no part": layer((4, 12)),
+    "three taps": layer((6, 32), 3),
+    "many channels": layer((2, 32), in_channels=300, out_channels=150, batch=1),
+    "other rows of taps": layer((4, 16), (3, 4), stride=(1, 2), padding=(0, 1)),
+    "rows without a tap": layer((4, 16), (1, 4), stride=(2, 2), padding=(0, 1)),
+    "a volume": layer((2, 3, 16), dtype="bfloat16"),
+    "a signal": layer((192,)),
+    "without bias": layer((4, 32), bias=False),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
+    for tiling in tilings(LAYERS[name]):
+        check(library, tiling, LAYERS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
+    spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
+    assert len(spills) == len(OPERANDS) * (len(sm90_phases_wgrad.TILES) + 1)
+    assert max(spills) == 0

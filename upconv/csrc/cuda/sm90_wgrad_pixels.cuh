@@ -1,0 +1,94 @@
+// What the Hopper kernels for the weight's gradient share whose operand A, grad_output, goes through
+// registers: 64 channels of it, a pair of taps at a time.
+#pragma once
+
+#include "ptx.cuh"
+#include "sm90_layout.cuh"
+
+namespace upconv::wgrad_pixels {
+
+constexpr int kGradRows = 64;     // channels of gy in a block
+constexpr int kTeamThreads = 64;  // that add up: weights of a block,
+constexpr int kMostTeams = 4;     // and how many share the workers,
+constexpr int kManyWorkers = 16;  // if there are so many of these
+
+// Of 8 rows of a product, the channel of gy that one has, and the row that a channel has: those with
+// even numbers come first. What half a warp loads then lies on different banks.
+__host__ __device__ inline int even_first(int row) { return row < 4 ? 2 * row : 2 * row - 7; }
+__host__ __device__ inline int row_of(int channel) {
+  return channel % 2 ? channel / 2 + 4 : channel / 2;
+}
+
+template <typename Operand>
+__device__ __forceinline__ float number(uint32_t bits) {
+  const unsigned short half = static_cast<unsigned short>(bits);
+  return Operand::to_float(*reinterpret_cast<const typename Operand::Element*>(&half));
+}
+// The sum of the numbers in 8 bytes.
+template <typename Operand>
+__device__ __forceinline__ float total(uint2 both) {
+  if constexpr (sizeof(typename Operand::Element) == 4)
+    return __uint_as_float(both.x) + __uint_as_float(both.y);
+  else
+    return (number<Operand>(both.x) + number<Operand>(both.x >> 16)) +
+           (number<Operand>(both.y) + number<Operand>(both.y >> 16));
+}
+
+// Whose turn is it to add up a part of gy? That of every block of x's channels, which all read it,
+// one after the other.
+struct Turns {
+  int next, step;
+
+  __device__ __forceinline__ Turns(int first, int end, int block, int blocks, bool wanted) {
+    step = blocks;
+    const int late = (first + step - block) % step;
+    next = wanted ? first + (late ? step - late : 0) : end;
+  }
+  // Asked for each part in turn.
+  __device__ __forceinline__ bool mine(int part) {
+    if (part != next) return false;
+    next += step;
+    return true;
+  }
+};
+
+// --- Adding up -------------------------------------------------------------------------------
+
+__host__ __device__ inline int teams_of(int workers) {
+  return workers >= kManyWorkers ? kMostTeams : 1;
+}
+
+__device__ __forceinline__ void add(float2& sum, float2 more) {
+  sum.x += more.x, sum.y += more.y;
+}
+__device__ __forceinline__ void add(float4& sum, float4 more) {
+  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+}
+
+// Some taps of all workers, which the teams of a block share: the first team has the sums. `from`
+// is the first worker's, `step` the way to the next.
+template <typename Taps>
+__device__ __forceinline__ Taps add_workers(const Taps* from, int64_t step, int workers,
+                                            Taps* shared) {
+  const int team = threadIdx.x / kTeamThreads, teams = blockDim.x / kTeamThreads;
+  Taps sum{};
+#pragma unroll 8
+  for (int worker = team; worker < workers; worker += teams) add(sum, from[worker * step]);
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (team > 0) return sum;
+  for (int k = 1; k < teams; ++k) add(sum, shared[k * kTeamThreads + threadIdx.x]);
+  return sum;
+}
+
+// The sum of what the threads of a block have, in the first of them.
+__device__ __forceinline__ double add_block(double sum, double* shared) {
+  shared[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (int i = 1; i < static_cast<int>(blockDim.x); ++i) sum += shared[i];
+  }
+  return sum;
+}
+
+}  // namespace upconv::wgrad_pixels
