@@ -37,7 +37,7 @@ KERNEL_IDS = {
     "sm90_phases": 12,
 }
 ASK_AGAIN = -1
-"""In a kernel's place in a record: PyTorch's operator for this call, and the next one asks again."""
+"""In a kernel's place: PyTorch's operator for this call, and the next one asks again."""
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KEY_HEADER = (

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import env
+from ..libraries import KINDS
 from . import folder as folders
 from . import store
 from .build import BuildFailed, compile_library, error_line
-from .recipe import KINDS, BuildSpec, make_spec
+from .recipe import BuildSpec, make_spec
 from .tools import Toolchain, find_toolchain, what_is_missing
 
 NOTICE_AFTER_S = 2.0
