@@ -1,5 +1,6 @@
-// Which types of operands the kernels on tensor cores have in this library: UPCONV_OPERAND_BITS, a
-// bit for each number of a launch file's list (upconv/libraries.py). Tests have all of them.
+// Which types of operands the kernels on tensor cores have here: UPCONV_OPERAND_BITS, a bit for
+// each number of a launch file's list. The GPU's libraries have some each (upconv/libraries.py),
+// tests all.
 #pragma once
 
 #ifndef UPCONV_OPERAND_BITS
