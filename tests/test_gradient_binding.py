@@ -89,7 +89,7 @@ def test_each_library_has_what_it_serves(file: str, pattern: str) -> None:
 
 
 def test_no_weight_gradient_is_among_the_kernels_whose_types_are_apart() -> None:
-    text = (TESTS.parent / "upconv" / "csrc" / "binding" / "tensor_core_kernels.h").read_text()
+    text = (TESTS.parent / "upconv" / "csrc" / "binding" / "cuda_tensor_cores.h").read_text()
     listed = re.findall(
         r"(\w+)_kernel\(\)", text[text.index("KernelTable tensor_core_kernels()") :]
     )

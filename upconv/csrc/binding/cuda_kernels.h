@@ -14,7 +14,7 @@
 #include "cuda/direct_grad_launch.h"
 #include "cuda/direct_launch.h"
 #include "cuda_kernel.h"
-#include "tensor_core_kernels.h"
+#include "cuda_tensor_cores.h"
 
 namespace upconv {
 

@@ -1,7 +1,7 @@
 // The kernels for some types of operands (UPCONV_OPERAND_BITS), as a library that the one with the
 // operators takes them from. It is built when a plan first needs one of them: FP16 and strict
 // float32 take a third of the compilers' time, and few programs use either.
-#include "tensor_core_kernels.h"
+#include "cuda_tensor_cores.h"
 
 namespace upconv {
 namespace {
