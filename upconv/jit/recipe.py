@@ -209,12 +209,10 @@ def _rank(source: Path) -> int:
 
 def _parts(kind: str) -> list[str]:
     """Which part of sources that several of the GPU's libraries share a library compiles."""
-    flags = []
+    operands = [f"-DUPCONV_OPERAND_BITS={operand_bits(kind)}"] if kind in OPERANDS_OF else []
     if kind in ("cuda", "cuda_wgrad"):
-        flags.append(f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}")
-    if kind in OPERANDS_OF:
-        flags += [f"-DUPCONV_OPERAND_BITS={operand_bits(kind)}", f"-DUPCONV_TABLE=_{kind}_kernels"]
-    return flags
+        return [*operands, f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}"]
+    return [*operands, f"-DUPCONV_TABLE=_{kind}_kernels"]
 
 
 def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
