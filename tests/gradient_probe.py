@@ -27,6 +27,20 @@ def tensors(ndim: int, batched: bool) -> tuple[torch.Tensor, torch.Tensor, torch
     return (x, w, gy) if batched else (x[0], w, gy[0])
 
 
+def check_that_some_answers_are_not_kept(keys: list[list[int]], answer: list[int]) -> None:
+    x, w, gy = tensors(1, True)
+    more = torch.cat([gy, gy])
+    arguments = (more, w, (len(more), *x.shape[1:]), *CASES[1][2])
+    expected = ops._aten_gradient("grad_input", *arguments)
+    answer[0] = plans.ASK_AGAIN
+    for times in (1, 2):
+        torch.testing.assert_close(ops.GRADIENTS["grad_input"](*arguments), expected)
+        assert len(keys) == times, "the next call must ask again"
+    answer[0] = plans.KERNEL_IDS["sm90_wgmma_wgrad"]
+    assert bool((ops.GRADIENTS["grad_input"](*arguments) == 7).all())
+    keys.clear()
+
+
 def main() -> None:
     keys: list[list[int]] = []
     answer = [0]
@@ -52,6 +66,7 @@ def main() -> None:
                 with pytest.raises(RuntimeError, match="expected grad_output of size"):
                     operator(bad, other, size, *rest)
             keys.clear()
+    check_that_some_answers_are_not_kept(keys, answer)
     answer[0] = plans.KERNEL_IDS["sm90_wgmma_wgrad"]
     x, w, gy = tensors(2, True)
     rest = ([2, 2], *CASES[2][2][1:])

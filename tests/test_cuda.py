@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -281,6 +283,37 @@ def test_strict_float32_keeps_off_tf32() -> None:
         assert error(y, x, module.weight, module.bias, 2, 1) < 1e-6
     finally:
         conv.fp32_precision = before
+
+
+def test_a_graph_is_captured_before_its_types_are_loaded() -> None:
+    """Nothing is built inside: the graph has PyTorch's operator, the next call outside ours."""
+    call = """
+import torch, upconv
+from upconv import libraries, ops
+x = torch.randn(4, 64, 32, 32, device="cuda", dtype=torch.float16)
+w = torch.randn(64, 64, 4, 4, device="cuda", dtype=torch.float16)
+with torch.no_grad(), ops.forced("sm90_wgmma_fprop"):
+    torch.ops.upconv.conv_transpose2d(x.bfloat16(), w.bfloat16(), None, [2], [1])
+    expected = torch.conv_transpose2d(x, w, None, 2, 1)
+    torch.cuda.synchronize()
+    assert libraries.compiled("cuda") and not libraries.compiled("cuda_fp16")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = torch.ops.upconv.conv_transpose2d(x, w, None, [2], [1])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not libraries.compiled("cuda_fp16")
+    after = torch.ops.upconv.conv_transpose2d(x, w, None, [2], [1])
+    assert libraries.compiled("cuda_fp16")
+    for result in (y, after):
+        torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-1)
+    with torch.profiler.profile() as profile:
+        torch.ops.upconv.conv_transpose2d(x, w, None, [2], [1])
+        torch.cuda.synchronize()
+    print(any("sm90_wgmma_fprop" in event.key for event in profile.key_averages()))
+"""
+    process = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
+    assert process.stdout.split() == ["True"], process.stderr
 
 
 def test_cuda_graph_replays_on_new_values() -> None:

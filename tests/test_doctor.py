@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from upconv import accuracy, cli, doctor
+from upconv import accuracy, cli, doctor, libraries
 from upconv.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +44,15 @@ def test_looking_only_builds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "can build upconv's kernels" in done.stdout
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_every_library_of_use_is_listed(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    kinds = list(libraries.KINDS) if gpu else ["cpu"]
+    assert doctor.kinds() == list(doctor.expected_kernels()) == kinds
+    assert doctor.devices() == (["cpu", "cuda"] if gpu else ["cpu"])
 
 
 def test_a_wrong_kernel_is_found(

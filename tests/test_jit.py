@@ -25,7 +25,7 @@ from jit_helpers import (
     write_compiler,
 )
 
-from upconv import env, jit
+from upconv import env, jit, libraries
 from upconv.jit import build, loader, recipe, store, tools
 
 pytest_plugins = ["jit_fixtures"]
@@ -351,7 +351,7 @@ def test_only_hopper_gets_the_hopper_sources():
     assert "-DUPCONV_SM90" not in ampere.cflags
 
 
-@pytest.mark.parametrize("kind", recipe.KINDS)
+@pytest.mark.parametrize("kind", libraries.KINDS)
 def test_sources_of_this_package(kind):
     spec = jit.spec(kind)
     other = "cuda" if kind == "cpu" else "cpu"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jit_helpers import tiny_spec, write_tiny
 
-from upconv import jit
+from upconv import jit, libraries
 from upconv.jit import build, manifest, recipe, tools
 
 
@@ -61,10 +62,17 @@ def test_the_longest_compilations_start_first() -> None:
     assert started.index("direct_float32") < min(places("_launch"))
 
 
+def sources_of(kind: str) -> set[str]:
+    """The names of a library's CUDA sources, on Hopper."""
+    sources = jit.spec(kind, capability=(9, 0)).sources
+    return {source.name for source in sources if source.suffix == ".cu"}
+
+
 def test_every_kernel_is_in_a_library() -> None:
     specs = [jit.spec(kind, capability=(9, 0)) for kind in ("cuda", "cuda_wgrad")]
-    kernels = [{s.name for s in spec.sources if s.suffix == ".cu"} for spec in specs]
-    assert kernels[0] | kernels[1] == {file.name for file in (recipe.CSRC / "cuda").glob("*.cu")}
+    kernels = [sources_of(kind) for kind in ("cuda", "cuda_wgrad")]
+    everything = {file.name for file in (recipe.CSRC / "cuda").glob("*.cu")}
+    assert set().union(*map(sources_of, libraries.of_device("cuda"))) == everything
     # Kernels for both gradients share their files, of which each library compiles its own part; the
     # bias's gradient is wanted with the weight's and without it.
     shared = kernels[0] & kernels[1]
@@ -74,6 +82,35 @@ def test_every_kernel_is_in_a_library() -> None:
         assert f"-DUPCONV_WGRAD={number}" in spec.cflags
         assert f"-DUPCONV_WGRAD={number}" in spec.cuda_cflags
     assert specs[0].key() != specs[1].key()
+
+
+def test_types_share_only_sources_that_choose_among_them() -> None:
+    """Each of the others is compiled for one library, all of them but the weight's gradient."""
+    held = {kind: sources_of(kind) for kind in libraries.OPERANDS_OF}
+    times = Counter(name for names in held.values() for name in names)
+    chooses = {name for name in times if "is_here(" in (recipe.CSRC / "cuda" / name).read_text()}
+    assert {name for name, number in times.items() if number > 1} == chooses | {"gather_launch.cu"}
+    for kind, operands in libraries.OPERANDS_OF.items():
+        named = {name for name in held[kind] if set(operands) & set(Path(name).stem.split("_"))}
+        others = {operand for operand in libraries.OPERANDS if operand not in operands}
+        assert named
+        assert not any(others & set(Path(name).stem.split("_")) for name in held[kind])
+        bits = sum(1 << libraries.OPERANDS.index(operand) for operand in operands)
+        spec = jit.spec(kind, capability=(9, 0))
+        assert f"-DUPCONV_OPERAND_BITS={bits}" in spec.cflags
+        assert f"-DUPCONV_OPERAND_BITS={bits}" in spec.cuda_cflags
+    assert not any("OPERAND_BITS" in flag for flag in jit.spec("cuda_wgrad").cuda_cflags)
+
+
+@pytest.mark.parametrize("kind", ["cuda_fp16", "cuda_strict"])
+def test_other_gpus_get_types_without_hopper(kind: str) -> None:
+    spec = jit.spec(kind, capability=(8, 0))
+    names = {source.name for source in spec.sources}
+    assert names == {"cuda_types_binding.cpp"} | {
+        name for name in sources_of(kind) if not name.startswith("sm90_")
+    }
+    assert "mma_launch.cu" in names
+    assert "-DUPCONV_SM90" not in spec.cflags
 
 
 def test_the_standard_is_that_of_torchs_own_builds(tmp_path: Path) -> None:

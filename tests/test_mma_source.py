@@ -39,6 +39,7 @@ pytestmark = [
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Built for a GPU with bulk copies, and for one without."""
     folder = tmp_path_factory.mktemp("mma")
+    shutil.copy(CUDA / "operands.h", folder)
     for source in (*CUDA.glob("mma_*"), *STAND_INS.iterdir()):  # the latter replace the former
         shutil.copy(source, folder)
     target = folder / "emulated.so"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import accuracy, floor, gradients, stopwatch
+from . import accuracy, floor, gradients, libraries, stopwatch
 from .cases import Case
 from .contenders import Contender, bound, contender, peers
 from .doctor import cpu_name
@@ -329,14 +329,15 @@ def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
     inputs = accuracy.make_inputs(problem, device)
     grad_output = grad_output_for(problem, device, row.direction)
     explanation = explanation_of(problem, this_hardware(device), here=True)
-    library = load(device)
+    needed = (device, libraries.library_of(device, explanation.kernel, problem))
+    missing = next((library for library in map(load, needed) if not library.ok), None)
     say("checking against float64")
     names, skipped = peers(settings.against, problem, device)
     contenders, results = first_results([*names, "upconv"], inputs, problem, skipped, grad_output)
     row = replace(
         with_errors(row, inputs, grad_output, results),
-        kernel=explanation.kernel if library.ok else ATEN,
-        reason=library.reason or "; ".join(explanation.refused.values()),
+        kernel=ATEN if missing else explanation.kernel,
+        reason=missing.reason if missing else "; ".join(explanation.refused.values()),
         skipped=skipped,
     )
     results.clear()

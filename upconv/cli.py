@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .contenders import KEYS
 from .exporter.command import add_parser as add_export_parser
+from .libraries import KINDS
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_export_parser(commands, add_layer_options)
 
     build = commands.add_parser("build", help="build the compiled libraries ahead of time")
-    build.add_argument("kind", nargs="*", help="cpu, cuda, cuda_wgrad; default: all of use here")
+    build.add_argument("kind", nargs="*", help=f"{', '.join(KINDS)}; default: all of use here")
 
     cache = commands.add_parser("cache", help="show or clear the build cache")
     cache.add_argument("action", nargs="?", choices=("show", "clear"), default="show")
@@ -329,7 +330,6 @@ def run_export(options: argparse.Namespace) -> int:
 
 def run_build(options: argparse.Namespace) -> int:
     from .jit import prebuild
-    from .jit.recipe import KINDS
 
     unknown = [kind for kind in options.kind if kind not in KINDS]
     if unknown:

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from . import libraries
+
 Report = dict[str, dict[str, Any]]
 
 SELF_TEST: tuple[tuple[str, tuple[Any, ...]], ...] = (
@@ -192,10 +194,15 @@ def cache_report(state: Any) -> dict[str, Any]:
     return found
 
 
-def kinds() -> list[str]:
+def devices() -> list[str]:
     import torch
 
-    return ["cpu", "cuda", "cuda_wgrad"] if torch.cuda.is_available() else ["cpu"]
+    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+
+
+def kinds() -> list[str]:
+    """The libraries of use here."""
+    return [kind for device in devices() for kind in libraries.of_device(device)]
 
 
 def kernels() -> dict[str, Any]:
@@ -233,7 +240,7 @@ def run_self_test() -> dict[str, Any]:
     from .planner import Problem
 
     found = {}
-    for device in kinds():
+    for device in devices():
         for name, arguments in SELF_TEST:
             for dtype in ("float32", "bfloat16"):
                 problem = Problem.of(*arguments, dtype=dtype, tf32=device == "cuda")

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from . import autograd, plans
 from .checks import check_call, check_grad_output, expand
+from .libraries import compiled, serve
 from .planner import Plan
 from .plans import forced, hardware, tf32_allowed
 
@@ -65,6 +66,9 @@ _SCHEMAS = (
     "_clear_cpu_plans() -> ()",
     "_clear_cuda_plans() -> ()",
     "_clear_cuda_wgrad_plans() -> ()",
+    # What compiled libraries ask of each other: where the table of a library's kernels lies.
+    "_cuda_fp16_kernels() -> int",
+    "_cuda_strict_kernels() -> int",
 )
 
 _library = torch.library.Library("upconv", "DEF")  # type: ignore[no-untyped-call]
@@ -82,31 +86,6 @@ GRADIENTS: dict[str, Callable[..., Tensor]] = {
     "grad_input": torch.ops.upconv.conv_transpose_grad_input.default,
     "grad_weight": torch.ops.upconv.conv_transpose_grad_weight.default,
 }
-
-_LIBRARIES = {
-    "cpu": ("upconv::conv_transpose2d", torch._C.DispatchKey.CPU.name),
-    "cuda": ("upconv::conv_transpose2d", torch._C.DispatchKey.CUDA.name),
-    "cuda_wgrad": ("upconv::conv_transpose_grad_weight", torch._C.DispatchKey.CUDA.name),
-}
-"""The compiled libraries, and an operator with the backend that each implements it for."""
-_not_served: set[str] = set()
-
-
-def compiled(kind: str) -> bool:
-    """Has a library been loaded?"""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(*_LIBRARIES[kind])
-
-
-def serve(kind: str) -> bool:
-    """Build and load a library, unless that was tried before."""
-    if kind != "cpu" and torch.cuda.is_current_stream_capturing():
-        return False  # a build inside a CUDA graph would end the capture
-    if kind not in _not_served and not compiled(kind):
-        from . import jit
-
-        if not (jit.load(kind).ok and compiled(kind)):
-            _not_served.add(kind)
-    return kind not in _not_served
 
 
 def _parameters(
@@ -289,7 +268,7 @@ def clear_plans() -> None:
 
 
 def _clear_compiled_plans() -> None:
-    for kind in _LIBRARIES:
+    for kind in ("cpu", "cuda", "cuda_wgrad"):  # those that keep plans
         if compiled(kind):
             getattr(torch.ops.upconv, f"_clear_{kind}_plans")()
 
@@ -322,7 +301,7 @@ def _register() -> None:
     _implement("_check", "CompositeImplicitAutograd", check_call)
     _implement("_aten_gradient", "CompositeExplicitAutograd", _aten_gradient)
     _implement("_check_gradient", "CompositeExplicitAutograd", _check_gradient)
-    _implement("_make_plan", "CompositeExplicitAutograd", lambda key: plans.record(key))
+    _implement("_make_plan", "CompositeExplicitAutograd", plans.answer)
     plans.on_clear(_clear_compiled_plans)
 
 

@@ -1,7 +1,7 @@
 """Between the operators and the planner: which kernel serves a call, as flat integers.
 
 The compiled side describes a call by a *key* of integers, looks it up in its own table, and asks
-`record` when it is not there. The answer is a *record*, `[kernel id, *parameters]`. Both layouts
+`answer` when it is not there. The answer is a *record*, `[kernel id, *parameters]`. Both layouts
 are stated here and in csrc/binding/common.h; a test compares them.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import env
+from . import env, libraries
 from .planner import ATEN, DIRECTIONS, Hardware, Plan, Problem, make_plan
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ KERNEL_IDS = {
     "sm90_phases": 12,
     "sm90_phases_wgrad": 13,
 }
+ASK_AGAIN = -1
+"""In a kernel's place: PyTorch's operator for this call, and the next one asks again."""
 DEVICE_KINDS = ("cpu", "cuda")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 KEY_HEADER = (
@@ -241,6 +243,19 @@ def record(key: Sequence[int]) -> list[int]:
     if plan is None:
         return [KERNEL_IDS[ATEN]]
     return [KERNEL_IDS[plan.kernel], *plan.chosen.params]
+
+
+def answer(key: Sequence[int]) -> list[int]:
+    """The record of a key, once the library with its kernel is loaded; PyTorch's without it."""
+    made = record(key)
+    kernel = next((name for name, number in KERNEL_IDS.items() if made[:1] == [number]), None)
+    if kernel not in libraries.BY_OPERAND:
+        return made  # in the library that asks
+    library = libraries.library_of(DEVICE_KINDS[key[0]], kernel, problem_of(key))
+    if libraries.serve(library):
+        return made
+    # Not to be had at all, or not now: nothing is built while a CUDA graph is captured.
+    return [KERNEL_IDS[ATEN] if libraries.gave_up(library) else ASK_AGAIN]
 
 
 def hardware(device: torch.device) -> Hardware:

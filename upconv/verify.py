@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import accuracy, env, ops
+from . import accuracy, env, libraries, ops
 from .configurations import DTYPES, Configuration, draw
 from .doctor import cpu_name
 from .explain import this_hardware
@@ -200,15 +200,18 @@ def build_ahead(device: str) -> None:
         isinstance(consider(replace(TYPICAL, tf32=device == "cuda"), machine), Candidate)
         for consider in KERNELS.values()
     ):
-        ops.serve(device)
+        for kind in libraries.of_device(device):
+            ops.serve(kind)
 
 
 def kernel_of(problem: Problem, inputs: accuracy.Inputs) -> str:
     """The kernel that a call runs by now, as the operators decide it."""
     plan = ops.planned(problem.ndim, inputs.x, inputs.weight, inputs.bias, *inputs.options)
-    if plan is None or plan.kernel == ATEN or not ops.serve(inputs.x.device.type):
+    if plan is None or plan.kernel == ATEN:
         return ATEN
-    return plan.kernel
+    device = inputs.x.device.type
+    needed = (device, libraries.library_of(device, plan.kernel, plan.problem))
+    return plan.kernel if all(map(ops.serve, needed)) else ATEN
 
 
 def here(problem: Problem, device: str) -> Problem:

@@ -6410,6 +6410,23 @@ UPCONV_SM90_DOUBLE_ROW_TILES(UPCONV_SM90_ROWS_HERE)
 
 }  // namespace upconv
 
+// ===== csrc/cuda/operands.h ======================================================================
+
+// Which types of operands the kernels on tensor cores have here: UPCONV_OPERAND_BITS, a bit for
+// each number of a launch file's list. The GPU's libraries have some each (upconv/libraries.py),
+// tests all.
+
+#ifndef UPCONV_OPERAND_BITS
+#define UPCONV_OPERAND_BITS 15
+#endif
+
+namespace upconv {
+
+// What stands under `if constexpr (is_here(number))` is compiled where its type is.
+constexpr bool is_here(int operand) { return UPCONV_OPERAND_BITS >> operand & 1; }
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_launch.cu ==================================================================
 
 // Plan integers -> Sm90Params, and the choice of the operand type.
@@ -6504,16 +6521,20 @@ int64_t sm90_workspace_bytes(const Sm90Params& plan) {
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return sm90_pack_##name(plan, weight, packed, stream);
+#define UPCONV_TRY(index, name)                                                       \
+  if constexpr (is_here(index)) {                                                     \
+    if (plan.operand == index) return sm90_pack_##name(plan, weight, packed, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
 
 cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return sm90_fprop_##name(plan, multiprocessors, stream);
+#define UPCONV_TRY(index, name)                                                         \
+  if constexpr (is_here(index)) {                                                       \
+    if (plan.operand == index) return sm90_fprop_##name(plan, multiprocessors, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

@@ -12,15 +12,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .. import env
+from ..libraries import KINDS
 from . import folder as folders
 from . import store
 from .build import BuildFailed, compile_library, error_line
-from .recipe import KINDS, BuildSpec, make_spec
+from .recipe import BuildSpec, make_spec
 from .tools import Toolchain, find_toolchain, what_is_missing
 
 NOTICE_AFTER_S = 2.0
-_NAMES = {"cuda_wgrad": "CUDA weight gradient"}
-_TYPICAL_S = {"cpu": "15 s", "cuda": "half a minute", "cuda_wgrad": "20 s"}
+_NAMES = {
+    "cuda_wgrad": "CUDA weight gradient",
+    "cuda_fp16": "CUDA FP16",
+    "cuda_strict": "CUDA strict float32",
+}
+_TYPICAL_S = {
+    "cpu": "15 s",
+    "cuda": "half a minute",
+    "cuda_wgrad": "20 s",
+    "cuda_fp16": "15 s",
+    "cuda_strict": "10 s",
+}
 
 
 class UpconvWarning(UserWarning):
@@ -58,7 +69,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def load(kind: str, capability: tuple[int, int] | None = None) -> LoadResult:
-    """Have the library "cpu" or "cuda" in this process; built first where need be.
+    """Have a library in this process; built first where need be.
 
     `capability` is the GPU to build for, all visible ones by default; only the first call of a
     process decides. A failure is returned, not raised, unless UPCONV_BACKEND=native.

@@ -22,12 +22,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from ..libraries import KINDS, OPERANDS_OF, operand_bits
 from ..version import __version__
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-
-KINDS = ("cpu", "cuda", "cuda_wgrad")
-"""cuda_wgrad: the gradient of the weight on a GPU, which inference does without."""
 
 SOURCES = {
     "cpu": ("binding/cpu_binding.cpp", "cpu/*.cpp"),
@@ -40,18 +38,42 @@ SOURCES = {
         "cuda/gather_launch.cu",
         "cuda/bias_gradient.cu",
     ),
+    "cuda_fp16": (
+        "binding/cuda_types_binding.cpp",
+        "cuda/sm90_fp16*.cu",
+        "cuda/mma_fp16.cu",
+        "cuda/gather_igrad_fp16.cu",
+        "cuda/sm90_launch.cu",
+        "cuda/sm90_patch.cu",
+        "cuda/sm90_phases.cu",
+        "cuda/mma_launch.cu",
+        "cuda/gather_igrad_launch.cu",
+        "cuda/gather_launch.cu",
+    ),
+    "cuda_strict": (
+        "binding/cuda_types_binding.cpp",
+        "cuda/sm90_split*.cu",
+        "cuda/mma_split.cu",
+        "cuda/sm90_launch.cu",
+        "cuda/mma_launch.cu",
+    ),
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""
 
 _FOREIGN = {
     "cpu": ("cuda/", "binding/cuda_", "export/"),
-    "cuda": ("cpu/", "binding/cpu_", "export/"),
-    "cuda_wgrad": ("cpu/", "binding/cpu_", "export/"),
+    **{kind: ("cpu/", "binding/cpu_", "export/") for kind in KINDS if kind != "cpu"},
 }
 """What belongs to other libraries or to exported files only, and so does not enter the key."""
 
 _ELSEWHERE = {
-    "cuda": ("cuda/sm90_wgrad_*", "cuda/gather_wgrad_*", "cuda/direct_grad_*float16.cu"),
+    "cuda": (
+        "cuda/sm90_wgrad_*",
+        "cuda/gather_wgrad_*",
+        "cuda/direct_grad_*float16.cu",
+        "cuda/*_fp16*",
+        "cuda/*_split*",
+    ),
 }
 """What a library's own patterns find and another library has."""
 
@@ -63,8 +85,8 @@ _LONGEST_FIRST = (
     "binding/*",  # a single thread, 10 s
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
     "cuda/sm90_*_narrow.cu",  # 14 to 20 s
-    "cuda/sm90_phases.cu",  # 19 s, in several threads
-    "cuda/sm90_*patch.cu",  # 15 and 7 s, in several threads
+    "cuda/sm90_phases.cu",  # 13 s for two types, in several threads
+    "cuda/sm90_*patch.cu",  # 10 s for two types and 7 s, in several threads
     "cuda/sm90_wgrad_*16.cu",  # 18 s
     "cuda/sm90_wgrad_phases.cu",  # 14 s, in several threads
     "cuda/sm90_*[!h].cu",  # 13 to 17 s
@@ -186,6 +208,14 @@ def _rank(source: Path) -> int:
     return next((i for i, pattern in enumerate(_LONGEST_FIRST) if fnmatch(name, pattern)), 99)
 
 
+def _parts(kind: str) -> list[str]:
+    """Which part of sources that several of the GPU's libraries share a library compiles."""
+    operands = [f"-DUPCONV_OPERAND_BITS={operand_bits(kind)}"] if kind in OPERANDS_OF else []
+    if kind in ("cuda", "cuda_wgrad"):
+        return [*operands, f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}"]
+    return [*operands, f"-DUPCONV_TABLE=_{kind}_kernels"]
+
+
 def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
     """The build of a library from this installation's csrc."""
     if kind not in KINDS:
@@ -203,11 +233,11 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
     cflags: tuple[str, ...] = CFLAGS
     cuda_cflags: tuple[str, ...] = ()
     if kind != "cpu":
-        part = f"-DUPCONV_WGRAD={int(kind == 'cuda_wgrad')}"
-        cflags = (*CUDA_HOST_CFLAGS, part)
+        parts = _parts(kind)
+        cflags = (*CUDA_HOST_CFLAGS, *parts)
         capabilities = [capability] if capability else _capabilities()
         gencodes = [_gencode(c) for c in capabilities]
-        cuda_cflags = (*CUDA_CFLAGS, part, *gencodes)
+        cuda_cflags = (*CUDA_CFLAGS, *parts, *gencodes)
         if all(c == (9, 0) for c in capabilities):
             cflags = (*cflags, "-DUPCONV_SM90")
         else:

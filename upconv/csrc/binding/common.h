@@ -47,6 +47,8 @@ enum KernelId : int64_t {
   kSm90Phases = 12,
   kSm90PhasesWgrad = 13
 };
+// In a kernel's place: PyTorch's operator for this call, and the next one asks again.
+constexpr int64_t kAskAgain = -1;
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 
 // Positions in a key. After the header come kKeyLists lists of one value per spatial dimension:
@@ -238,10 +240,13 @@ std::array<int64_t, N + 2> output_shape(const PlanKey& key) {
 // ------------------------------------------------------------------------------------------------
 // Plans
 
+struct CudaKernel;
+
 struct PlanRecord {
   KernelId kernel = kAten;
   std::vector<int64_t> params;
   std::shared_ptr<const void> prepared;  // the parameters as the kernel takes them, where it helps
+  const CudaKernel* gpu_kernel = nullptr;  // what runs the plan on a GPU, if a kernel of ours does
 };
 
 using PlanPointer = std::shared_ptr<const PlanRecord>;
@@ -299,6 +304,7 @@ PlanPointer make_plan_of(PlanCache& cache, const PlanKey& key, const Complete& c
   const std::vector<int64_t> record = exchange.at(0).toIntVector();
   TORCH_CHECK(!record.empty(), "upconv: the planner returned an empty record");
   auto plan = std::make_shared<PlanRecord>();
+  if (record[0] == kAskAgain) return plan;
   plan->kernel = static_cast<KernelId>(record[0]);
   plan->params.assign(record.begin() + 1, record.end());
   TORCH_CHECK(plan->kernel == kAten || complete(key, *plan),

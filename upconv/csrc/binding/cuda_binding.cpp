@@ -1,6 +1,7 @@
 // The operators for CUDA tensors, in two libraries that are compiled from this file. The gradient
 // of the weight has one of its own (UPCONV_WGRAD), which is built when it is first asked for: its
-// kernels take a quarter of the compilers' time, and inference needs none of them.
+// kernels take a quarter of the compilers' time, and inference needs none of them. Some types of
+// the other kernels are in further libraries (cuda_types_binding.cpp).
 #include <ATen/cuda/EmptyTensor.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -21,23 +22,15 @@ PlanCache& plan_cache() {
   return cache;
 }
 
-// The kernel of a plan that this library holds; null where it was built without it.
-const CudaKernel* kernel_of(const PlanRecord& plan) {
-  for (const CudaKernel& kernel : cuda_kernels()) {
-    if (kernel.id == plan.kernel) return &kernel;
-  }
-  return nullptr;
-}
-
-// The plan as the kernel takes it, made once. A plan for a kernel that this library was not built
-// with (a library built for another GPU) is PyTorch's to serve.
+// The plan as the kernel takes it, made once. A plan for a kernel that no library here has (they
+// were built for another GPU) is PyTorch's to serve.
 bool record_complete(const PlanKey& key, PlanRecord& plan) {
-  const CudaKernel* kernel = kernel_of(plan);
-  if (kernel == nullptr) {
+  plan.gpu_kernel = find_kernel_anywhere(cuda_kernels(), plan.kernel, key);
+  if (plan.gpu_kernel == nullptr) {
     plan.kernel = kAten;
     return true;
   }
-  plan.prepared = kernel->read(CallSizes(key), plan.params);
+  plan.prepared = plan.gpu_kernel->read(CallSizes(key), plan.params);
   return plan.prepared != nullptr;
 }
 
@@ -200,7 +193,7 @@ std::optional<Tensor> run(const Stack& stack) {
   // then depend on its backend.
   const bool unbatched = call.input.dim() == N + 1;
   if (plan->kernel == kAten || (unbatched && key[kKeyChannelsLast])) return std::nullopt;
-  return run_kernel<N>(*kernel_of(*plan), key, plan, call);
+  return run_kernel<N>(*plan->gpu_kernel, key, plan, call);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -245,7 +238,7 @@ struct CudaGradients {
   static bool complete(const PlanKey& key, PlanRecord& plan) { return record_complete(key, plan); }
   static Tensor run(const PlanKey& key, const PlanPointer& plan, const GradientCall& call,
                     Tensor* bias = nullptr) {
-    return run_gradient(*kernel_of(*plan), key, plan, call, bias);
+    return run_gradient(*plan->gpu_kernel, key, plan, call, bias);
   }
   static Tensor bias(const Tensor& gy, int64_t ndim) { return grad_bias(gy, ndim); }
 };

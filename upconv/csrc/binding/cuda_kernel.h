@@ -1,5 +1,5 @@
-// What the binding asks of a GPU kernel: the sizes of a call, where its tensors lie, and a row of
-// the table in cuda_kernels.h.
+// What the binding asks of a GPU kernel: the sizes of a call, where its tensors lie, a row of a
+// table of kernels, and how a plan finds its row.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -66,6 +66,17 @@ struct Operands {
   void* bias_gradient = nullptr;  // for plans whose kernel adds it up on the way
 };
 
+// What tensor cores are given for the numbers of a call, as bits of UPCONV_OPERAND_BITS. A call of
+// float64 has no such operands: its bit is in none of those.
+enum OperandBit : unsigned { kTf32 = 1, kBf16 = 2, kFp16 = 4, kSplit = 8, kNoOperand = 16 };
+
+inline OperandBit operand_of(const PlanKey& key) {
+  const int64_t dtype = key[kKeyDtype];
+  if (dtype == dtype_number(at::kFloat)) return key[kKeyTf32] ? kTf32 : kSplit;
+  if (dtype == dtype_number(at::kBFloat16)) return kBf16;
+  return dtype == dtype_number(at::kHalf) ? kFp16 : kNoOperand;
+}
+
 struct CudaKernel {
   using Prepared = std::shared_ptr<const void>;
 
@@ -79,6 +90,41 @@ struct CudaKernel {
   cudaError_t (*launch)(const void* plan, const Operands&, int multiprocessors, cudaStream_t);
   int64_t (*workspace_bytes)(const void* plan) = nullptr;  // null: none needed
   bool (*adds_bias)(const void* plan) = nullptr;           // null: none of its plans does
+  unsigned operands = ~0u;  // the bits of the types that it has in its library; by default all
 };
+
+// A library's kernels. The address of such a table is what libraries tell each other.
+using KernelTable = std::vector<CudaKernel>;
+
+// The kernel with this number and the type of the call; null where the table has none.
+inline const CudaKernel* find_kernel(const KernelTable& table, KernelId id, const PlanKey& key) {
+  const unsigned operand = operand_of(key);
+  for (const CudaKernel& kernel : table) {
+    if (kernel.id == id && (kernel.operands & operand) != 0) return &kernel;
+  }
+  return nullptr;
+}
+
+// The table of a library with further types, which an operator of this name gives; null until that
+// library is loaded.
+inline const KernelTable* table_elsewhere(const char* name) {
+  const c10::OperatorHandle op = find_operator(name);
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return nullptr;
+  Stack answer;
+  op.callBoxed(answer);
+  return reinterpret_cast<const KernelTable*>(answer.at(0).toInt());
+}
+
+// The same in this library's own table, then in those of the libraries with further types.
+inline const CudaKernel* find_kernel_anywhere(const KernelTable& own, KernelId id,
+                                              const PlanKey& key) {
+  if (const CudaKernel* kernel = find_kernel(own, id, key)) return kernel;
+  for (const char* name : {"upconv::_cuda_fp16_kernels", "upconv::_cuda_strict_kernels"}) {
+    const KernelTable* table = table_elsewhere(name);
+    const CudaKernel* kernel = table == nullptr ? nullptr : find_kernel(*table, id, key);
+    if (kernel != nullptr) return kernel;
+  }
+  return nullptr;
+}
 
 }  // namespace upconv

@@ -1,4 +1,4 @@
-// The Hopper kernels as the binding sees them: rows of the table in cuda_kernels.h.
+// The Hopper kernels as the binding sees them: rows of the tables of kernels.
 #pragma once
 
 #include "cuda/sm90_launch.h"

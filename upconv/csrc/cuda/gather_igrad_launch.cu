@@ -1,5 +1,6 @@
 // The input's gradient on mma.sync: the choice of the tensors' type.
 #include "gather_launch.h"
+#include "operands.h"
 
 namespace upconv {
 
@@ -11,8 +12,10 @@ UPCONV_TYPES(UPCONV_DECLARE)
 
 cudaError_t gather_igrad(const GatherParams& plan, cudaStream_t stream) {
   const GatherParams p = with_copies_that_fit(plan);
-#define UPCONV_TRY(index, name) \
-  if (p.type == index) return gather_igrad_##name(p, stream);
+#define UPCONV_TRY(index, name)                                 \
+  if constexpr (is_here(index)) {                               \
+    if (p.type == index) return gather_igrad_##name(p, stream); \
+  }
   UPCONV_TYPES(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

@@ -1,6 +1,8 @@
 // Plan integers -> MmaPlan, and the choice of the operand type.
 #include "mma_launch.h"
 
+#include "operands.h"
+
 namespace upconv {
 
 #define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
@@ -101,8 +103,10 @@ int64_t mma_packed_bytes(const MmaPlan& plan) {
 }
 
 cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.params.operand == index) return mma_pack_##name(plan, weight, packed, stream);
+#define UPCONV_TRY(index, name)                                                             \
+  if constexpr (is_here(index)) {                                                           \
+    if (plan.params.operand == index) return mma_pack_##name(plan, weight, packed, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
@@ -114,8 +118,10 @@ cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
   const int element = params.operand == 0 || params.operand == 3 ? 4 : 2;
   const int group = params.copy * element;
   if (reinterpret_cast<uintptr_t>(params.x) % group != 0) read_by(1, &params);
-#define UPCONV_TRY(index, name) \
-  if (params.operand == index) return mma_fprop_##name(params, stream);
+#define UPCONV_TRY(index, name)                                           \
+  if constexpr (is_here(index)) {                                         \
+    if (params.operand == index) return mma_fprop_##name(params, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

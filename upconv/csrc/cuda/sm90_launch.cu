@@ -1,6 +1,8 @@
 // Plan integers -> Sm90Params, and the choice of the operand type.
 #include "sm90_launch.h"
 
+#include "operands.h"
+
 namespace upconv {
 
 #define UPCONV_OPERANDS(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
@@ -91,16 +93,20 @@ int64_t sm90_workspace_bytes(const Sm90Params& plan) {
 
 cudaError_t sm90_pack(const Sm90Params& plan, const void* weight, void* packed,
                       cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return sm90_pack_##name(plan, weight, packed, stream);
+#define UPCONV_TRY(index, name)                                                       \
+  if constexpr (is_here(index)) {                                                     \
+    if (plan.operand == index) return sm90_pack_##name(plan, weight, packed, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
 
 cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return sm90_fprop_##name(plan, multiprocessors, stream);
+#define UPCONV_TRY(index, name)                                                         \
+  if constexpr (is_here(index)) {                                                       \
+    if (plan.operand == index) return sm90_fprop_##name(plan, multiprocessors, stream); \
+  }
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "operands.h"
 #include "sm90_patch_launch.h"
 #include "tensor_map.h"
 
@@ -163,8 +164,10 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
 }
 
 int64_t patch_packed_bytes(const PatchParams& plan) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return patch::packed_bytes<name>(plan);
+#define UPCONV_TRY(index, name)                                        \
+  if constexpr (is_here(index)) {                                      \
+    if (plan.operand == index) return patch::packed_bytes<name>(plan); \
+  }
   UPCONV_PATCH_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return 0;
@@ -172,16 +175,20 @@ int64_t patch_packed_bytes(const PatchParams& plan) {
 
 cudaError_t patch_pack(const PatchParams& plan, const void* weight, void* packed,
                        cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return patch::pack<name>(plan, weight, packed, stream);
+#define UPCONV_TRY(index, name)                                                        \
+  if constexpr (is_here(index)) {                                                      \
+    if (plan.operand == index) return patch::pack<name>(plan, weight, packed, stream); \
+  }
   UPCONV_PATCH_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
 
 cudaError_t patch_run(const PatchParams& plan, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return patch::launch<name>(plan, multiprocessors, stream);
+#define UPCONV_TRY(index, name)                                                           \
+  if constexpr (is_here(index)) {                                                         \
+    if (plan.operand == index) return patch::launch<name>(plan, multiprocessors, stream); \
+  }
   UPCONV_PATCH_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

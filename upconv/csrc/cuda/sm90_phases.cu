@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "operands.h"
 #include "sm90_phases_launch.h"
 #include "tensor_map.h"
 
@@ -140,16 +141,20 @@ int64_t phases_packed_bytes(const PhasesParams& plan) {
 
 cudaError_t phases_pack(const PhasesParams& plan, const void* weight, void* packed,
                         cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return phases::pack<name>(plan, weight, packed, stream);
+#define UPCONV_TRY(index, name)                                                         \
+  if constexpr (is_here(index)) {                                                       \
+    if (plan.operand == index) return phases::pack<name>(plan, weight, packed, stream); \
+  }
   UPCONV_PHASES_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
 
 cudaError_t phases_run(const PhasesParams& plan, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(index, name) \
-  if (plan.operand == index) return phases::launch<name>(plan, multiprocessors, stream);
+#define UPCONV_TRY(index, name)                                                            \
+  if constexpr (is_here(index)) {                                                          \
+    if (plan.operand == index) return phases::launch<name>(plan, multiprocessors, stream); \
+  }
   UPCONV_PHASES_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
