@@ -6,7 +6,8 @@
 `measure`: every tiling of layers whose kernel is their stride (patches), or of those with stride 2
 and 3 or 4 taps (phases), in all directions, TF32 and BF16, with what the other Hopper kernel and
 PyTorch take; every result is compared with PyTorch's. A minute each. `fit` needs no GPU; what it
-prints belongs into upconv/planner/sm90_patch.py, sm90_patch_wgrad.py and sm90_phases.py.
+prints belongs into upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the weight's
+gradient.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from upconv.planner import (
     sm90_patch,
     sm90_patch_wgrad,
     sm90_phases,
+    sm90_phases_wgrad,
     sm90_wgrad,
 )
 from upconv.planner.sm90_wgrad import flat
@@ -107,6 +109,9 @@ CONSTANTS = {
     ),
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
     sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+    sm90_phases_wgrad: (
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "LEVEL2_BYTES", "SUM_BYTES"),
+    ),
 }
 
 
@@ -114,7 +119,7 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
     """The kernel for such layers, and the one for all layers."""
     patches = problem.kernel == problem.stride
     if problem.direction == "grad_weight":
-        return sm90_patch_wgrad, sm90_wgrad
+        return sm90_patch_wgrad if patches else sm90_phases_wgrad, sm90_wgrad
     return sm90_patch if patches else sm90_phases, sm90
 
 
@@ -122,7 +127,7 @@ def problems(kind: str) -> Iterator[Problem]:
     patches = [(*layer, layer[-1]) for layer in PATCHES]  # the kernel is the stride
     for layer in patches if kind == "patches" else PHASES:
         for dtype in ("float32", "bfloat16"):
-            for direction in DIRECTIONS[: 3 if kind == "patches" else 2]:
+            for direction in DIRECTIONS:
                 problem = Problem.of(*layer, tf32=True, dtype=dtype)
                 problem = replace(problem, direction=direction, bias=direction == "forward")
                 last = [True] * (direction == "forward" and problem.ndim > 1)
@@ -142,7 +147,8 @@ def both_calls(problem: Problem) -> tuple[Any, Any]:
     outputs = (problem.batch, problem.out_channels, *problem.out_size)
     gy = torch.randn(outputs, device="cuda").to(number)
     size = (problem.in_channels, problem.out_channels, *problem.kernel)
-    rest = (size, problem.stride, [0] * ndim, [0] * ndim, 1, [1] * ndim)
+    steps = (problem.stride, problem.padding, problem.output_padding)
+    rest = (size, *steps, 1, [1] * ndim)
     ours = ops.GRADIENTS["grad_weight"]
     return lambda: ours(gy, x, *rest), lambda: autograd.aten_weight_gradient(gy, x, *rest)
 

@@ -8,8 +8,9 @@ from functools import cache
 
 import torch
 
-from upconv import plans
+from upconv import ops, plans
 from upconv.checks import expand
+from upconv.planner import H200, Problem, make_plan
 
 
 def serving(ndim: int, x: torch.Tensor, w: torch.Tensor, *rest: object) -> str:
@@ -78,3 +79,27 @@ def allocations() -> Iterator[list[int]]:
     yield taken
     for index, name in enumerate(names):
         taken[index] += torch.cuda.memory_stats()[name]
+
+
+def check_weight_gradients(problem: Problem, kernel: str, seed: int, limit: float) -> None:
+    """The weight's gradient by a kernel equals that in float64, by itself and with the bias's."""
+    torch.manual_seed(seed)
+    assert make_plan(problem, H200, kernel).kernel == kernel
+    ndim, dtype = problem.ndim, getattr(torch, problem.dtype)
+    x = between_nans((problem.batch, problem.in_channels, *problem.in_size), dtype)
+    gy = between_nans((problem.batch, problem.out_channels, *problem.out_size), dtype)
+    shape = torch.Size((problem.in_channels, problem.out_channels, *problem.kernel))
+    rest = (problem.stride, problem.padding, problem.output_padding, 1, (1,) * ndim)
+    with torch.no_grad(), ops.forced(kernel):
+        torch.full((32 * 2**20,), float("nan"), device="cuda")  # the workspace's memory
+        poison(shape, dtype)
+        alone = ops.GRADIENTS["grad_weight"](gy, x, shape, *rest)
+        both, again = (
+            torch.ops.upconv._grad_weight_and_bias(gy, x, shape, *rest) for _ in range(2)
+        )
+    wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), shape, *rest)
+    sums = gy.double().sum([0, *range(2, ndim + 2)])
+    assert all(torch.equal(*each) for each in zip(both, again, strict=True)), "two runs differ"
+    assert distance(both[0], wanted) <= limit
+    assert distance(alone, wanted) <= limit
+    assert distance(both[1], sums) <= (1e-6 if dtype == torch.float32 else limit)

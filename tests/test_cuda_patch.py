@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import between_nans, distance, poison, serving
+from gpu_checks import between_nans, check_weight_gradients, distance, poison, serving
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -97,53 +97,30 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
 
 
 @st.composite
-def weight_calls(draw: st.DrawFn) -> dict[str, Any]:
+def weight_problems(draw: st.DrawFn) -> Problem:
     ndim, dtype = draw(st.sampled_from([1, 2, 2, 2, 3])), draw(st.sampled_from(list(LIMIT)))
     rows = draw(st.lists(st.integers(1, 40 if ndim == 2 else 9), min_size=2, max_size=2))
     steps = draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
     width = 16 // dtype.itemsize * draw(st.integers(1, 200 if ndim == 1 else 20))
-    return {
-        "dtype": dtype,
-        "batch": draw(st.integers(1, 20)),
-        "cin": draw(st.integers(8, 300)),
-        "cout": draw(st.integers(8, 200)),
-        "size": (*rows[: ndim - 1], width),
-        "kernel": (*steps[: ndim - 1], 2),
-        "seed": draw(st.integers(0, 2**31)),
-    }
-
-
-@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
-@given(weight_calls())
-def test_the_gradients_of_weight_and_bias_equal_float64(c: dict[str, Any]) -> None:
-    torch.manual_seed(c["seed"])
-    ndim, kernel, dtype = len(c["size"]), c["kernel"], c["dtype"]
-    x = between_nans((c["batch"], c["cin"], *c["size"]), dtype)
-    out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
-    gy = between_nans(out, dtype)
-    shape = torch.Size((c["cin"], c["cout"], *kernel))
-    rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
-    problem = Problem.of(
-        *(c["batch"], c["cin"], c["cout"], c["size"], kernel, kernel),
+    kernel = (*steps[: ndim - 1], 2)
+    return Problem.of(
+        draw(st.integers(1, 20)),
+        draw(st.integers(8, 300)),
+        draw(st.integers(8, 200)),
+        (*rows[: ndim - 1], width),
+        kernel,
+        kernel,
         dtype=str(dtype)[6:],
         tf32=True,
         direction="grad_weight",
     )
-    plan = make_plan(problem, H200, sm90_patch_wgrad.KERNEL)
-    assert plan.kernel == sm90_patch_wgrad.KERNEL
-    with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):
-        torch.full((32 * 2**20,), float("nan"), device="cuda")  # the workspace's memory
-        poison(shape, dtype)
-        alone = ops.GRADIENTS["grad_weight"](gy, x, shape, *rest)
-        both, again = (
-            torch.ops.upconv._grad_weight_and_bias(gy, x, shape, *rest) for _ in range(2)
-        )
-    wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), shape, *rest)
-    sums = gy.double().sum([0, *range(2, ndim + 2)])
-    assert all(torch.equal(*each) for each in zip(both, again, strict=True)), "two runs differ"
-    assert distance(both[0], wanted) <= LIMIT[dtype]
-    assert distance(alone, wanted) <= LIMIT[dtype]
-    assert distance(both[1], sums) <= {torch.float32: 1e-6}.get(dtype, LIMIT[dtype])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(weight_problems(), st.integers(0, 2**31))
+def test_the_gradients_of_weight_and_bias_equal_float64(problem: Problem, seed: int) -> None:
+    limit = LIMIT[getattr(torch, problem.dtype)]
+    check_weight_gradients(problem, sm90_patch_wgrad.KERNEL, seed, limit)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -41,13 +42,16 @@ def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 4, **rest: obje
 def test_the_fields_are_those_of_the_header() -> None:
     tiling = next(sm90_phases_wgrad.tilings(flat(layer((8, 8))), H200))
     header = ParamsHeader("sm90_wgrad_phases_params.h")
-    assert list(sm90_phases_wgrad.fields(tiling, H200)) == header.fields()
+    assert list(sm90_phases_wgrad.fields(tiling)) == header.fields()
 
 
 def test_the_tiles_are_those_that_are_compiled() -> None:
     source = (CUDA / "sm90_wgrad_phases.cu").read_text()
-    line = next(each for each in source.splitlines() if "define UPCONV_PHASES_WGRAD_TILES" in each)
-    assert True
+    text = re.search(r"define UPCONV_PHASES_WGRAD_TILES\(X\)(.*?)\n#", source, re.DOTALL)
+    assert text is not None
+    found = re.findall(r"X\((\d+), (\d+)\)", text.group(1))
+    forms = product(sm90_phases_wgrad.TILES, sm90_phases_wgrad.ROWS)
+    assert [(int(n), int(rows)) for n, rows in found] == list(forms)
 
 
 REFUSED = {
@@ -75,9 +79,7 @@ def test_refusals_say_why(name: str) -> None:
 def test_layers_of_a_generator_are_its_own(
     channels: tuple[int, int], size: tuple[int, int], dtype: str
 ) -> None:
-    problem = layer(
-        size, batch=128, in_channels=channels[0], out_channels=channels[1], dtype=dtype
-    )
+    problem = layer(size, batch=128, in_channels=channels[0], out_channels=channels[1], dtype=dtype)
     chosen = make_plan(problem, H200).chosen
     assert chosen.kernel == sm90_phases_wgrad.KERNEL
     assert chosen.with_bias
@@ -103,7 +105,7 @@ def test_the_workspace_is_bounded(batch: int, channels: int) -> None:
     best = min(tilings, key=lambda tiling: tiling.microseconds(H200))
     assert best.units <= max(best.jobs, 2 * H200.multiprocessors)
     assert best.workspace <= max(36 * 2**20, 4 * 16 * channels**2 + best.units * 2048)
-    assert best.stages(H200) >= 4
+    assert best.stages >= 4
 
 
 # --- The kernel --------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def check(library: ctypes.CDLL, tiling: sm90_phases_wgrad.Tiling, problem: Problem) -> None:
-    record = sm90_phases_wgrad.record(tiling, SMALL)
+    record = sm90_phases_wgrad.record(tiling)
     wgrad_on_cpu.check(library, record, problem, tiling.sums)
 
 
@@ -186,5 +188,6 @@ def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
-    assert len(spills) == len(OPERANDS) * (len(sm90_phases_wgrad.TILES) + 1)
+    forms = len(sm90_phases_wgrad.TILES) * len(sm90_phases_wgrad.ROWS)
+    assert len(spills) == len(OPERANDS) * (forms + 1)  # and the one that adds up
     assert max(spills) == 0

@@ -20,6 +20,7 @@ from upconv.planner import (
     sm90_patch,
     sm90_patch_wgrad,
     sm90_phases,
+    sm90_phases_wgrad,
     sm90_wgrad,
 )
 
@@ -146,8 +147,11 @@ def phases_sweep() -> None:
         with torch.no_grad(), ops.forced(sm90_phases.KERNEL):
             y = operator(x, w, None, *steps)
             gx = ops.GRADIENTS["grad_input"](y, w, x.shape, *lists[:3], 1, lists[3])
+        with torch.no_grad(), ops.forced(sm90_phases_wgrad.KERNEL):
+            rest = (w.shape, *lists[:3], 1, lists[3])
+            gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, *rest)
         torch.cuda.synchronize()
-        assert all(bool(torch.isfinite(each).all()) for each in (y, gx))
+        assert all(bool(torch.isfinite(each).all()) for each in (y, gx, gw, gb))
         print("clean, phases", batch, cin, cout, size, kernel, *steps, dtype)
 
 

@@ -23,12 +23,17 @@ from .sm90_wgrad import flat
 KERNEL = "sm90_phases_wgrad"
 
 TILES = (128, 64)
-"""Channels of x in a tile: UPCONV_PHASES_WGRAD_TILES in csrc/cuda/sm90_wgrad_phases.cu."""
+"""Channels of x in a tile: with ROWS, UPCONV_PHASES_WGRAD_TILES in
+csrc/cuda/sm90_wgrad_phases.cu."""
+ROWS = (1, 2, 4, 8)
+"""Of x, that a part may have."""
 GRAD_ROWS = 64
 PART_BYTES = 128
 """Of one channel of x in a part; of grad_output there are twice as many."""
-STEPS = 4
-"""Products of a part, for each tap."""
+STEPS, TAPS = 4, 4
+"""Products of a part, for each tap; of 3 in a row, the fourth is computed in vain."""
+COPY_WAVES = 5.2
+"""Accesses to shared memory that a channel of grad_output takes in a part, where 2 would do."""
 CONSUMERS = 2
 HEADER_BYTES = 1024
 MOST_STAGES = 8
@@ -54,6 +59,7 @@ class Tiling:
     problem: Problem
     n: int
     workers: int
+    stages: int = 0
 
     @property
     def rows(self) -> int:
@@ -83,9 +89,6 @@ class Tiling:
         pieces = (2 * PART_BYTES // PIECE_BYTES + self.rows) | 1
         return self.n * PART_BYTES + (GRAD_ROWS * pieces + 1) * PIECE_BYTES
 
-    def stages(self, hardware: Hardware) -> int:
-        return min(MOST_STAGES, (hardware.shared_memory - HEADER_BYTES) // self.stage_bytes)
-
     @property
     def sums(self) -> bool:
         return adds_bias(self.problem)
@@ -99,11 +102,9 @@ class Tiling:
     @property
     def stage_cycles(self) -> float:
         """Of a part: of the tensor cores, or of the port of shared memory, for both consumers."""
-        outer = self.problem.kernel[-1] - 2
-        wide = self.problem.element_bytes == 4
-        loads = STEPS * (32 + (16 * outer if wide else 32 + 16 * outer))
-        products = STEPS * (2 + outer) * self.n / 2
-        copies = (self.n + 2 * GRAD_ROWS) * PART_BYTES / 128
+        products = STEPS * TAPS * self.n / 2
+        loads = STEPS * GRAD_ROWS
+        copies = self.n + COPY_WAVES * GRAD_ROWS
         return max(products, products / 2 + loads + copies)
 
     def microseconds(self, hardware: Hardware) -> float:
@@ -148,8 +149,9 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     for n in TILES:
         alone = Tiling(problem, n, 1)
         most = min(alone.parts, max(1, MOST_ROUNDS * hardware.multiprocessors // alone.jobs))
+        room = hardware.shared_memory - HEADER_BYTES
         for workers in {1, max(1, most // 2), most}:
-            yield Tiling(problem, n, workers)
+            yield Tiling(problem, n, workers, min(MOST_STAGES, room // alone.stage_bytes))
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
@@ -163,19 +165,17 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         f"workspace {best.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         *(("adds up the bias's gradient on the way",) if best.sums else ()),
     )
-    return Candidate(
-        KERNEL, best.microseconds(hardware), record(best, hardware), notes, best.sums
-    )
+    return Candidate(KERNEL, best.microseconds(hardware), record(best), notes, best.sums)
 
 
-def fields(tiling: Tiling, hardware: Hardware) -> dict[str, int]:
+def fields(tiling: Tiling) -> dict[str, int]:
     """The scalars, in the order of csrc/cuda/sm90_wgrad_phases_params.h."""
     problem = tiling.problem
     return {
         "operand": OPERANDS[problem.dtype],
         "tile_n": tiling.n,
         "workers": tiling.workers,
-        "stages": tiling.stages(hardware),
+        "stages": tiling.stages,
         "rows": tiling.rows,
         "sums": int(tiling.sums),
         "batch": problem.batch,
@@ -189,6 +189,6 @@ def fields(tiling: Tiling, hardware: Hardware) -> dict[str, int]:
     }
 
 
-def record(tiling: Tiling, hardware: Hardware) -> tuple[int, ...]:
+def record(tiling: Tiling) -> tuple[int, ...]:
     """The plan as integers."""
-    return tuple(fields(tiling, hardware).values())
+    return tuple(fields(tiling).values())

@@ -231,7 +231,8 @@ inline CudaKernel::Prepared read_phases_wgrad(const CallSizes& call,
   const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
                     plan->in_channels == call.in_channels &&
                     plan->out_channels == call.out_channels && std::equal(in, in + 3, call.in) &&
-                    std::equal(out, out + 3, call.out) && std::equal(kernel, kernel + 3, call.kernel);
+                    std::equal(out, out + 3, call.out) &&
+                    std::equal(kernel, kernel + 3, call.kernel);
   if (!fits) return nullptr;
   return plan;
 }

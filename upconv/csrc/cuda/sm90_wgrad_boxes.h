@@ -9,7 +9,7 @@ namespace upconv {
 // of some channels.
 template <typename Operand>
 inline cudaError_t describe_rows(const void* tensor, const int (&size)[5], int bytes, int channels,
-                          bool round, CUtensorMap* map) {
+                                 bool round, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint64_t kBytes = sizeof(typename Operand::Element);

@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "sm90_wgrad_patch_launch.h"
 #include "sm90_wgrad_boxes.h"
+#include "sm90_wgrad_patch_launch.h"
 
 namespace upconv {
 namespace patch {

@@ -43,7 +43,7 @@ cudaError_t launch_tile(const PhasesWgradParams& p, int multiprocessors, cudaStr
 
 template <typename Operand>
 cudaError_t launch(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(n, many) \
+#define UPCONV_TRY(n, many)            \
   if (p.tile_n == n && p.rows == many) \
     return launch_tile<Operand, n, many>(p, multiprocessors, stream);
   UPCONV_PHASES_WGRAD_TILES(UPCONV_TRY)

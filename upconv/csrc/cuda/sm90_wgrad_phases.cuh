@@ -4,8 +4,8 @@
 // The idea. Pixels are the reduced dimension K, in parts of 128 bytes of x: some of a row, or whole
 // rows. N channels of x are the columns of a product (operand B, straight from TMA's box); its 64
 // rows are two taps each of 32 channels of gy (operand A, from registers). Of pixel i the taps 1
-// and 2 want gy at 2 i and 2 i + 1, the taps 0 and 3 at 2 i - 1 and 2 i + 2: two products, inner and
-// outer, and a thread that loads four words has its rows of both. A register may be loaded from
+// and 2 want gy at 2 i and 2 i + 1, the taps 0 and 3 at 2 i - 1 and 2 i + 2: two products, inner
+// and outer, and a thread that loads four words has its rows of both. A register may be loaded from
 // anywhere, so that shifts and phases cost nothing. Of a kernel of 3 the fourth tap is computed in
 // vain.
 //
@@ -38,17 +38,17 @@ using rings::kConsumers, rings::kConsumerWarps, rings::kMaxStages, rings::kThrea
 // --- Configuration ---------------------------------------------------------------------------
 
 constexpr int kLoaders = 128;
-constexpr int kInputBytes = 128;                     // of one channel of x in a part
-constexpr int kPiece = 16;                           // bytes that a loader copies
-constexpr int kGroups = kInputBytes / kPiece;        // 32 bytes of gy each
-constexpr int kPieces = 2 * kGroups;                 // of one channel of gy in a part
-constexpr int kSteps = kGroups / 2;                  // products of a part, for each tap
-constexpr int kTurnSteps = 2;                        // between two waits for the products
-constexpr int kChannelStep = kLoaders / kPieces;     // from one of a loader's channels to the next
-constexpr int kTaps = 4, kPairs = 2;                  // of a row; a product has two of them,
-constexpr int kInner = 0, kOuter = 1;                // those in the middle, or the others
-constexpr int kSumThreads = 128 * kConsumers;        // that add up the bias's gradient
-constexpr int kHeader = 1024;                        // barriers
+constexpr int kInputBytes = 128;                  // of one channel of x in a part
+constexpr int kPiece = 16;                        // bytes that a loader copies
+constexpr int kGroups = kInputBytes / kPiece;     // 32 bytes of gy each
+constexpr int kPieces = 2 * kGroups;              // of one channel of gy in a part
+constexpr int kSteps = kGroups / 2;               // products of a part, for each tap
+constexpr int kTurnSteps = 2;                     // between two waits for the products
+constexpr int kChannelStep = kLoaders / kPieces;  // from one of a loader's channels to the next
+constexpr int kTaps = 4, kPairs = 2;              // of a row; a product has two of them,
+constexpr int kInner = 0, kOuter = 1;             // those in the middle, or the others
+constexpr int kSumThreads = 128 * kConsumers;     // that add up the bias's gradient
+constexpr int kHeader = 1024;                     // barriers
 
 template <typename Operand>
 constexpr int kPartPixels = kInputBytes / static_cast<int>(sizeof(typename Operand::Element));
@@ -307,9 +307,10 @@ struct Consumer {
   const PhasesWgradParams& p;
   const Shared& shared;
   // What a part begins with, in registers: computed anew it would take a fifth of the time.
-  const uint32_t place, input;  // the thread's in the first stage's gy; that of x, as WGMMA wants it
-  const int first_rows;         // of the warp's: one or zero
-  double sum;                   // of the bias's gradient
+  const uint32_t place,
+      input;             // the thread's in the first stage's gy; that of x, as WGMMA wants it
+  const int first_rows;  // of the warp's: one or zero
+  double sum;            // of the bias's gradient
   float d[kPairs][N / 2];
   Registers a[2];
 
@@ -378,7 +379,8 @@ struct Consumer {
     for (int step = 0; step < kTurnSteps; ++step) {
 #pragma unroll
       for (int k = 0; k < kPairs; ++k) {
-        WgmmaRegisters<Operand, N>::run(d[k], from[step][k], high | (low + (turn * kTurnSteps + step) * 2));
+        WgmmaRegisters<Operand, N>::run(d[k], from[step][k],
+                                        high | (low + (turn * kTurnSteps + step) * 2));
       }
     }
     ptx::wgmma_commit();

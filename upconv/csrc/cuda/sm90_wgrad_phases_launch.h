@@ -1,4 +1,5 @@
-// Entry points of the Hopper kernel for the weight's gradient of both phases of a row, free of PyTorch.
+// Entry points of the Hopper kernel for the weight's gradient of both phases of a row, free of
+// PyTorch.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// What the Hopper kernels for the weight's gradient share whose operand A, grad_output, goes through
-// registers: 64 channels of it, a pair of taps at a time.
+// What the Hopper kernels for the weight's gradient share whose operand A, grad_output, goes
+// through registers: 64 channels of it, a pair of taps at a time.
 #pragma once
 
 #include "ptx.cuh"
@@ -12,8 +12,8 @@ constexpr int kTeamThreads = 64;  // that add up: weights of a block,
 constexpr int kMostTeams = 4;     // and how many share the workers,
 constexpr int kManyWorkers = 16;  // if there are so many of these
 
-// Of 8 rows of a product, the channel of gy that one has, and the row that a channel has: those with
-// even numbers come first. What half a warp loads then lies on different banks.
+// Of 8 rows of a product, the channel of gy that one has, and the row that a channel has: those
+// with even numbers come first. What half a warp loads then lies on different banks.
 __host__ __device__ inline int even_first(int row) { return row < 4 ? 2 * row : 2 * row - 7; }
 __host__ __device__ inline int row_of(int channel) {
   return channel % 2 ? channel / 2 + 4 : channel / 2;
@@ -58,9 +58,7 @@ __host__ __device__ inline int teams_of(int workers) {
   return workers >= kManyWorkers ? kMostTeams : 1;
 }
 
-__device__ __forceinline__ void add(float2& sum, float2 more) {
-  sum.x += more.x, sum.y += more.y;
-}
+__device__ __forceinline__ void add(float2& sum, float2 more) { sum.x += more.x, sum.y += more.y; }
 __device__ __forceinline__ void add(float4& sum, float4 more) {
   sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
 }
