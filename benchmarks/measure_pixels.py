@@ -109,9 +109,7 @@ CONSTANTS = {
     ),
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
     sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
-    sm90_phases_wgrad: (
-        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "LEVEL2_BYTES", "SUM_BYTES"),
-    ),
+    sm90_phases_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
 }
 
 

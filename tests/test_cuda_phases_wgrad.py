@@ -55,7 +55,7 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=250, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(problems(), st.integers(0, 2**31))
 def test_the_gradients_of_weight_and_bias_equal_float64(problem: Problem, seed: int) -> None:
     check_weight_gradients(problem, KERNEL, seed, LIMIT[getattr(torch, problem.dtype)])

@@ -44,19 +44,18 @@ MOST_BOX = 256
 """Elements along one dimension of what TMA brings."""
 INT = 2**31
 
-LAUNCH = 7.1
-"""Microseconds."""
-UNIT_CYCLES = 1800.0
-"""Of a unit of work besides its products; this and TURN_CYCLES as docs/notes/2026-11-16-phases.md
-tells, the others as benchmarks/measure_pixels.py fits them."""
-STEP_FACTOR = 0.96
-ROW_CYCLES = 3.3
+LAUNCH = 6.4
+"""Microseconds; this and what follows as benchmarks/measure_pixels.py fits it."""
+UNIT_CYCLES = 1040.0
+"""Of a unit of work besides its products."""
+STEP_FACTOR = 0.977
+ROW_CYCLES = 3.5
 """That TMA takes for a row of a box, however short."""
-TURN_CYCLES = 260.0
+TURN_CYCLES = 288.0
 """From the start of some products to that of the next but one, of the same warpgroup, at least."""
-READ_BYTES = 4.8e6
-"""That the memory gives in a microsecond at most; the fit, 5.8e6, hardly depends on it."""
-STORE_BYTES = 3.87e6
+READ_BYTES = 2.84e6
+"""That the memory gives in a microsecond."""
+STORE_BYTES = 4.39e6
 """That it takes from all multiprocessors, which store at the same time."""
 
 
