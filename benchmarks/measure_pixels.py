@@ -4,10 +4,10 @@
     python benchmarks/measure_pixels.py fit RESULTS.jsonl ...
 
 `measure`: every tiling of layers whose kernel is their stride (patches), or of those with stride 2
-and 3 or 4 taps (phases), in all directions, TF32 and BF16, with what the other Hopper kernel and
-PyTorch take; every result is compared with PyTorch's. A minute each. `fit` needs no GPU; what it
-prints belongs into upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the weight's
-gradient.
+and 3 or 4 taps and the like (phases), in all directions, TF32 and BF16, with what the other Hopper
+kernel and PyTorch take; every result is compared with PyTorch's. A minute each. `fit` needs no GPU;
+what it prints belongs into upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the
+weight's gradient.
 """
 
 from __future__ import annotations
@@ -92,6 +92,10 @@ PHASES: list[tuple[Any, ...]] = [
     (2, 64, 64, (180, 320), 4, 2, 1),
     (16, 128, 64, (32768,), 4, 2, 1),  # vocoders
     (16, 256, 128, (8192,), 4, 2, 1),
+    (16, 512, 256, (512,), 16, 8, 4),
+    (16, 256, 128, (4096,), 16, 8, 4),
+    (16, 768, 96, (32, 32), 4, 4, 0),  # decoders of vision transformers
+    (8, 192, 48, (24, 24), 4, 4, 0),
     (2, 128, 64, (16, 16, 16), 4, 2, 1),  # volumes
     (2, 64, 32, (32, 32, 32), 3, 2, 1, 1),
     (32, 100, 50, (20, 32), 4, 2, 1),  # sizes that divide by nothing
@@ -109,7 +113,9 @@ CONSTANTS = {
     ),
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
     sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
-    sm90_phases_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+    sm90_phases_wgrad: (
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "WIDE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+    ),
 }
 
 
@@ -117,7 +123,8 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
     """The kernel for such layers, and the one for all layers."""
     patches = problem.kernel == problem.stride
     if problem.direction == "grad_weight":
-        return sm90_patch_wgrad if patches else sm90_phases_wgrad, sm90_wgrad
+        narrow = patches and problem.kernel[-1] == 2
+        return sm90_patch_wgrad if narrow else sm90_phases_wgrad, sm90_wgrad
     return sm90_patch if patches else sm90_phases, sm90
 
 

@@ -11,7 +11,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from upconv import ops, plans
-from upconv.planner import H200, Problem, sm90_phases, sm90_phases_wgrad
+from upconv.planner import H200, Problem, sm90_phases_wgrad
 from upconv.planner.sm90_wgrad import flat
 
 pytestmark = pytest.mark.gpu
@@ -20,6 +20,8 @@ LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
 """Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
 what rounding both operands to TF32 leaves."""
 KERNEL = sm90_phases_wgrad.KERNEL
+ROWS = [(3, 2, 1), (4, 2, 1), (4, 2, 1), (16, 8, 4), (4, 4, 0), (8, 4, 4), (8, 8, 0)]
+"""Taps, stride and padding of a row."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +38,17 @@ def problems(draw: st.DrawFn) -> Problem:
     def rows(low: int, high: int) -> list[int]:
         return draw(st.lists(st.integers(low, high), min_size=ndim - 1, max_size=ndim - 1))
 
-    taps = draw(st.sampled_from(sm90_phases.TAPS))
+    row = draw(st.sampled_from(ROWS))
     width = draw(st.integers(1, 150 if ndim == 1 else 14)) * 16 // dtype.itemsize
     problem = Problem.of(
         draw(st.integers(1, 12)),
         draw(st.integers(8, 300)),
         draw(st.integers(8, 200)),
-        (*rows(1, 40 if ndim == 2 else 9), width),
-        (*([taps] * (ndim - 1) if usual else rows(1, 5)), taps),
-        (*([2] * (ndim - 1) if usual else rows(1, 3)), 2),
-        (*([1] * (ndim - 1) if usual else rows(0, 2)), 1),
-        (*[0] * (ndim - 1), 4 - taps),
+        (*rows(1, 24 if ndim == 2 else 6), width),
+        (*([row[0]] * (ndim - 1) if usual else rows(1, 5)), row[0]),
+        (*([row[1]] * (ndim - 1) if usual else rows(1, 3)), row[1]),
+        (*([row[2]] * (ndim - 1) if usual else rows(0, 2)), row[2]),
+        (*[0] * (ndim - 1), int(row[0] == 3)),
         dtype=str(dtype)[6:],
         tf32=True,
         direction="grad_weight",
@@ -91,11 +93,14 @@ def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)
 @pytest.mark.parametrize("size", [(64, 256, 8, 8), (16, 128, 32, 32), (8, 128, 24, 48)])
-def test_errors_are_no_larger_than_pytorchs(size: tuple[int, ...], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("stride", "padding"), [(2, 1), (4, 0)])
+def test_errors_are_no_larger_than_pytorchs(
+    size: tuple[int, ...], stride: int, padding: int, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     x = torch.randn(size, device="cuda").to(dtype)
-    gy = torch.randn(size[0], 96, 2 * size[2], 2 * size[3], device="cuda").to(dtype)
-    rest = ((size[1], 96, 4, 4), [2, 2], [1, 1], [0, 0], 1, [1, 1])
+    gy = torch.randn(size[0], 96, stride * size[2], stride * size[3], device="cuda").to(dtype)
+    rest = ((size[1], 96, 4, 4), [stride] * 2, [padding] * 2, [0, 0], 1, [1, 1])
     wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), *rest)
     sums = gy.double().sum([0, 2, 3])
     theirs = ops._aten_gradient("grad_weight", gy, x, *rest)

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 4, **rest: obje
     values = {"batch": 2, "in_channels": 40, "out_channels": 24, "tf32": True, **rest}
     first = [values.pop(name) for name in ("batch", "in_channels", "out_channels")]
     steps = [values.pop(name, default) for name, default in (("stride", 2), ("padding", 1))]
-    last = [0] * (len(size) - 1) + [int(taps == 3)]  # rows of 16 bytes again
+    last = [0] * (len(size) - 1) + [int(taps == 3)]  # so that rows have 16 bytes again
     values.setdefault("output_padding", tuple(last))
     values.setdefault("direction", "grad_weight")
     return Problem.of(*first, size, kernel, *steps, **values)  # type: ignore[arg-type]
@@ -45,18 +44,20 @@ def test_the_fields_are_those_of_the_header() -> None:
     assert list(sm90_phases_wgrad.fields(tiling)) == header.fields()
 
 
-def test_the_tiles_are_those_that_are_compiled() -> None:
+@pytest.mark.parametrize("name", ["TWO", "WIDE"])
+def test_the_forms_are_those_that_are_compiled(name: str) -> None:
     source = (CUDA / "sm90_wgrad_phases.cu").read_text()
-    text = re.search(r"define UPCONV_PHASES_WGRAD_TILES\(X\)(.*?)\n#", source, re.DOTALL)
+    text = re.search(rf"define UPCONV_PHASES_WGRAD_{name}\(X\)(.*?)\n#", source, re.DOTALL)
     assert text is not None
-    found = re.findall(r"X\((\d+), (\d+)\)", text.group(1))
-    forms = product(sm90_phases_wgrad.TILES, sm90_phases_wgrad.ROWS)
-    assert [(int(n), int(rows)) for n, rows in found] == list(forms)
+    found = [tuple(map(int, form.split(","))) for form in re.findall(r"X\(([\d, ]+)\)", text[1])]
+    assert found == list(getattr(sm90_phases_wgrad, name))
 
 
 REFUSED = {
     "kernel": (layer((8, 32), 5), "3 or 4 taps"),
     "stride": (layer((8, 32), stride=4), "takes stride 2"),
+    "padding of wide strides": (layer((512,), 16, stride=8, padding=6), "takes stride 2"),
+    "taps of wide strides": (layer((512,), 12, stride=4, padding=4), "takes stride 2"),
     "padding": (layer((8, 32), padding=0), "padding 1"),
     "rows": (layer((8, 14)), "a multiple of 16 bytes, not 14"),
     "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 16 bytes, not 12"),
@@ -135,14 +136,15 @@ def problems(draw: st.DrawFn) -> Problem:
     some = lambda low, high: st.lists(  # noqa: E731
         st.integers(low, high), min_size=ndim - 1, max_size=ndim - 1
     )
-    taps, kernel, stride = draw(st.sampled_from([3, 4])), draw(some(1, 4)), draw(some(1, 3))
+    row = draw(st.sampled_from([(3, 2, 1), (4, 2, 1), (16, 8, 4), (4, 4, 0), (8, 4, 4), (8, 8, 0)]))
+    kernel, stride = draw(some(1, 4)), draw(some(1, 3))
     padding = [draw(st.integers(0, (k - 1) // 2)) for k in kernel]
     last = (4 if dtype == "float32" else 8) * draw(st.integers(1, 10))
     return layer(
         (*draw(some(1, 5)), last),
-        (*kernel, taps),
-        stride=(*stride, 2),
-        padding=(*padding, 1),
+        (*kernel, row[0]),
+        stride=(*stride, row[1]),
+        padding=(*padding, row[2]),
         batch=draw(st.integers(1, 3)),
         in_channels=draw(st.integers(8, 140)),
         out_channels=draw(st.integers(8, 140)),
@@ -175,6 +177,14 @@ LAYERS = {
     "a volume": layer((2, 3, 16), dtype="bfloat16"),
     "a signal": layer((192,)),
     "without bias": layer((4, 32), bias=False),
+    "a vocoder": layer((96,), 16, stride=8, padding=4, in_channels=150),
+    "a vocoder in 16 bits": layer((200,), 16, stride=8, padding=4, dtype="bfloat16"),
+    "a vocoder, padding 0": layer((64,), 16, stride=8, padding=0, dtype="float16", batch=1),
+    "patches of 4 x 4": layer((5, 12), 4, stride=4, padding=0, out_channels=70),
+    "patches of 4 x 4 in 16 bits": layer((3, 40), 4, stride=4, padding=0, dtype="bfloat16"),
+    "patches of 8 x 8": layer((2, 40), 8, stride=8, padding=0, batch=1),
+    "two rows of 32, 16 bits": layer((3, 32), 8, stride=8, padding=0, dtype="bfloat16"),
+    "twice a stride of 4": layer((3, 36), (2, 8), stride=(1, 4), padding=(0, 4)),
 }
 
 
@@ -188,6 +198,6 @@ def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
-    forms = len(sm90_phases_wgrad.TILES) * len(sm90_phases_wgrad.ROWS)
+    forms = len(sm90_phases_wgrad.TWO) + len(sm90_phases_wgrad.WIDE)
     assert len(spills) == len(OPERANDS) * (forms + 1)  # and the one that adds up
     assert max(spills) == 0

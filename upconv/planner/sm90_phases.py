@@ -216,6 +216,18 @@ def depth(problem: Problem) -> int:
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
+    if (problem.stride[-1], problem.padding[-1]) != (2, 1) or problem.kernel[-1] not in TAPS:
+        return "takes stride 2, padding 1 and 3 or 4 taps in a row"
+    reason = common_refusal(problem, hardware)
+    if reason:
+        return reason
+    if problem.direction == "grad_input" and problem.in_size[-1] % 2:
+        return f"needs rows of an even number of pixels, not {problem.in_size[-1]}"
+    return None
+
+
+def common_refusal(problem: Problem, hardware: Hardware) -> str | None:
+    """What does not depend on the taps of a row."""
     reason = rounding_legality(problem, hardware)
     if reason:
         return reason
@@ -223,16 +235,12 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return "reads the contiguous layout only"
     if problem.groups > 1:
         return "takes one group of channels"
-    if (problem.stride[-1], problem.padding[-1]) != (2, 1) or problem.kernel[-1] not in TAPS:
-        return "takes stride 2, padding 1 and 3 or 4 taps in a row"
     if any(d > 1 and k > 1 for d, k in zip(problem.dilation, problem.kernel, strict=True)):
         return "takes no dilation"
     back = problem.direction == "grad_input"
     width = (problem.out_size if back else problem.in_size)[-1]
     if width * problem.element_bytes % PIECE_BYTES:
         return f"needs rows of a multiple of 16 bytes, not {width} numbers"
-    if back and problem.in_size[-1] % 2:
-        return f"needs rows of an even number of pixels, not {problem.in_size[-1]}"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     if pixels >= INT // 4 or weights >= INT // 4:

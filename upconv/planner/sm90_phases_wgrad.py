@@ -1,39 +1,46 @@
-"""The Hopper kernel for the weight's gradient of both phases of a row: what sm90_phases.py is for
-the other directions, layers with stride 2, padding 1 and 3 or 4 taps in a row.
+"""The Hopper kernel for the weight's gradient of all phases of a row.
+
+Generators of GANs, decoders and pose heads have a stride of 2, padding 1 and 3 or 4 taps in a row
+(sm90_phases.py is for their other directions); vocoders and decoders of vision transformers a
+stride of 4 or 8, and a kernel and padding that are multiples of 4.
 
 The kernel (csrc/cuda/sm90_wgrad_phases.cuh) reduces over pixels, in parts of 128 bytes of x: some
-of a row, or whole rows. A job is a row of taps of 64 channels of grad_output and `n` channels of x;
-`workers` thread blocks share its pixels, and a second kernel adds up what they have.
+of a row, or whole rows. Four taps side by side are a quad. A job is 64 pairs of a channel of
+grad_output and a quad, of a row of taps, and `n` channels of x; `workers` thread blocks share its
+pixels, and a second kernel adds up what they have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90_cost import CLOCK_MHZ
-from .sm90_phases import PIECE_BYTES
-from .sm90_phases import refusal as phases_refusal
+from .sm90_phases import PIECE_BYTES, common_refusal
 from .sm90_tiling import OPERANDS
 from .sm90_wgrad import flat
 
 KERNEL = "sm90_phases_wgrad"
 
-TILES = (128, 64)
-"""Channels of x in a tile: with ROWS, UPCONV_PHASES_WGRAD_TILES in
+TWO = tuple(product((128, 64), (1, 2, 4, 8)))
+"""For stride 2: channels of x in a tile, and rows of x that a part may have."""
+WIDE = ((128, 4, 1), (128, 4, 2), (128, 8, 2))
+"""For others: channels of x, stride, quads of a job. Both as UPCONV_PHASES_WGRAD_TWO and _WIDE in
 csrc/cuda/sm90_wgrad_phases.cu."""
-ROWS = (1, 2, 4, 8)
-"""Of x, that a part may have."""
 GRAD_ROWS = 64
 PART_BYTES = 128
-"""Of one channel of x in a part; of grad_output there are twice as many."""
+"""Of one channel of x in a part."""
 STEPS, TAPS = 4, 4
 """Products of a part, for each tap; of 3 in a row, the fourth is computed in vain."""
 COPY_WAVES = 5.2
-"""Accesses to shared memory that a channel of grad_output takes in a part, where 2 would do."""
+"""Accesses to shared memory that a channel of grad_output takes in a part, stride 2, where 2 would
+do."""
+RUN_PIXELS = 32
+"""That one box of TMA is for, other strides."""
 CONSUMERS = 2
 HEADER_BYTES = 1024
 MOST_STAGES = 8
@@ -44,6 +51,10 @@ LAUNCH = 10.5
 """Microseconds, of both kernels; this and what follows as benchmarks/measure_pixels.py fits it."""
 UNIT_CYCLES = 750.0
 STAGE_FACTOR = 1.01
+WIDE_FACTOR = 1.27
+"""For strides other than 2."""
+EMPTY_CYCLES = 1000.0
+"""That TMA takes to make a box of zeros of what is beyond a row."""
 READ_BYTES = 3.2e6
 """That the memory gives in a microsecond."""
 SUM_BYTES = 2.4e6
@@ -60,10 +71,22 @@ class Tiling:
     stages: int = 0
 
     @property
+    def stride(self) -> int:
+        return self.problem.stride[-1]
+
+    @property
+    def quads(self) -> int:
+        """Of a job."""
+        return 1 if self.stride == 2 or self.problem.kernel[-1] == TAPS else 2
+
+    @property
     def rows(self) -> int:
         """Of x in a part: as many as fill it, or one that may need several."""
-        width = self.problem.in_size[-1] * self.problem.element_bytes
-        return PART_BYTES // width if PART_BYTES % width == 0 else 1
+        pixels = self.problem.in_size[-1]
+        width = pixels * self.problem.element_bytes
+        if PART_BYTES % width or (self.stride != 2 and pixels != RUN_PIXELS):
+            return 1
+        return PART_BYTES // width
 
     @property
     def parts(self) -> int:
@@ -74,8 +97,9 @@ class Tiling:
     @property
     def jobs(self) -> int:
         problem = self.problem
-        blocks = -(-problem.out_channels // GRAD_ROWS) * -(-problem.in_channels // self.n)
-        return blocks * prod(problem.kernel[:-1])
+        blocks = -(-problem.out_channels * self.quads // GRAD_ROWS)
+        windows = -(-problem.kernel[-1] // (TAPS * self.quads))
+        return blocks * -(-problem.in_channels // self.n) * windows * prod(problem.kernel[:-1])
 
     @property
     def units(self) -> int:
@@ -84,8 +108,20 @@ class Tiling:
     @property
     def stage_bytes(self) -> int:
         """Of x, and of grad_output with what lies beside its rows."""
-        pieces = (2 * PART_BYTES // PIECE_BYTES + self.rows) | 1
-        return self.n * PART_BYTES + (GRAD_ROWS * pieces + 1) * PIECE_BYTES
+        if self.stride == 2:
+            pieces = (2 * PART_BYTES // PIECE_BYTES + self.rows) | 1
+            return self.n * PART_BYTES + (GRAD_ROWS * pieces + 1) * PIECE_BYTES
+        box = -(-GRAD_ROWS // self.quads * self.run_bytes // 128) * 128
+        boxes = PART_BYTES // self.problem.element_bytes // RUN_PIXELS
+        return self.n * PART_BYTES + boxes * box
+
+    @property
+    def run_bytes(self) -> int:
+        """Of one channel in a box: as in csrc/cuda/sm90_wgrad_phases_wide.cuh."""
+        size = self.problem.element_bytes
+        numbers = RUN_PIXELS * self.stride + max(TAPS * self.quads - self.stride, 0)
+        pieces = -(-(numbers * size + (8 if size == 2 else 0)) // PIECE_BYTES)
+        return (-(-pieces // 8) * 8 + 4 if self.stride == 4 else pieces) * PIECE_BYTES
 
     @property
     def sums(self) -> bool:
@@ -103,7 +139,14 @@ class Tiling:
         products = STEPS * TAPS * self.n / 2
         loads = STEPS * GRAD_ROWS
         copies = self.n + COPY_WAVES * GRAD_ROWS
-        return max(products, products / 2 + loads + copies)
+        if self.stride == 2:
+            return max(products, products / 2 + loads + copies)
+        copies = self.stage_bytes / 128
+        part = PART_BYTES // self.problem.element_bytes
+        width = self.problem.in_size[-1]
+        empty = 0 < width % part <= part - RUN_PIXELS and self.rows == 1
+        beyond = EMPTY_CYCLES / -(-width // part) if empty else 0.0
+        return max(products, products / 2 + loads + copies) * WIDE_FACTOR + beyond
 
     def microseconds(self, hardware: Hardware) -> float:
         problem = self.problem
@@ -118,21 +161,39 @@ class Tiling:
 
 def adds_bias(problem: Problem) -> bool:
     """Is the bias's gradient wanted, and do some rows of taps meet each number of grad_output
-    once?"""
+    once? (Stride 2: what TMA brings is rounded.)"""
     dimensions = zip(
         *(problem.in_size[:-1], problem.out_size[:-1], problem.kernel[:-1]),
         *(problem.stride[:-1], problem.padding[:-1]),
         strict=True,
     )
-    return problem.bias and all(
-        out <= size * stride and pad + stride <= kernel
-        for size, out, kernel, stride, pad in dimensions
+    return (
+        problem.bias
+        and problem.stride[-1] == 2
+        and all(
+            out <= size * stride and pad + stride <= kernel
+            for size, out, kernel, stride, pad in dimensions
+        )
     )
+
+
+def row_fits(problem: Problem) -> bool:
+    """Has the kernel a form for the taps of a row?"""
+    kernel, stride, padding = problem.kernel[-1], problem.stride[-1], problem.padding[-1]
+    if stride == 2:
+        return padding == 1 and kernel in (3, TAPS)
+    whole = kernel % (2 * TAPS) == 0 or (kernel, stride) == (TAPS, TAPS)
+    return stride in (4, 8) and whole and padding % 4 == 0
 
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = phases_refusal(problem, hardware)
+    if not row_fits(problem):
+        return (
+            "takes stride 2, padding 1 and 3 or 4 taps in a row, or stride 4 or 8, multiples of 8"
+            " taps, or 4 by 4, and a padding that is a multiple of 4"
+        )
+    reason = common_refusal(problem, hardware)
     if reason:
         return reason
     width = problem.out_size[-1]
@@ -143,7 +204,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
 
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem of three dimensions: as many workers as fill the GPU, or less."""
-    for n in TILES:
+    for n in sorted({form[0] for form in (TWO if problem.stride[-1] == 2 else WIDE)}):
         alone = Tiling(problem, n, 1)
         most = min(alone.parts, max(1, MOST_ROUNDS * hardware.multiprocessors // alone.jobs))
         room = hardware.shared_memory - HEADER_BYTES
@@ -157,7 +218,8 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         return Refusal(KERNEL, reason)
     best = min(tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware))
     notes = (
-        f"{best.jobs} jobs of a row of taps and {GRAD_ROWS} x {best.n} channels;"
+        f"{best.jobs} jobs of {TAPS * best.quads} taps and {GRAD_ROWS // best.quads} x {best.n}"
+        " channels;"
         f" {best.workers} thread blocks share the pixels of each",
         f"workspace {best.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
         *(("adds up the bias's gradient on the way",) if best.sums else ()),
@@ -174,6 +236,7 @@ def fields(tiling: Tiling) -> dict[str, int]:
         "workers": tiling.workers,
         "stages": tiling.stages,
         "rows": tiling.rows,
+        "job_quads": tiling.quads,
         "sums": int(tiling.sums),
         "batch": problem.batch,
         "in_channels": problem.in_channels,
@@ -181,8 +244,8 @@ def fields(tiling: Tiling) -> dict[str, int]:
         "out_channels": problem.out_channels,
         **{f"out_{name}": size for name, size in zip("dhw", problem.out_size, strict=True)},
         **{f"kernel_{name}": size for name, size in zip("zyx", problem.kernel, strict=True)},
-        **{f"stride_{name}": size for name, size in zip("zy", problem.stride[:2], strict=True)},
-        **{f"pad_{name}": size for name, size in zip("zy", problem.padding[:2], strict=True)},
+        **{f"stride_{name}": size for name, size in zip("zyx", problem.stride, strict=True)},
+        **{f"pad_{name}": size for name, size in zip("zyx", problem.padding, strict=True)},
     }
 
 

@@ -1,4 +1,4 @@
-// Host side of the Hopper kernel for the weight's gradient of both phases of a row: plan integers
+// Host side of the Hopper kernel for the weight's gradient of all phases of a row: plan integers
 // in, two launches out.
 #include "sm90_wgrad_phases.cuh"
 
@@ -10,28 +10,53 @@
 namespace upconv {
 namespace wgrad_phases {
 
-// Every form the planner may ask for: TILES in upconv/planner/sm90_phases_wgrad.py is the same
-// list.
-#define UPCONV_PHASES_WGRAD_TILES(X) \
+// Every form the planner may ask for: FORMS in upconv/planner/sm90_phases_wgrad.py is the same
+// list. Stride 2: channels of x in a tile, rows in a part; others: channels, stride, quads of a
+// job.
+#define UPCONV_PHASES_WGRAD_TWO(X) \
   X(128, 1) X(128, 2) X(128, 4) X(128, 8) X(64, 1) X(64, 2) X(64, 4) X(64, 8)
+#define UPCONV_PHASES_WGRAD_WIDE(X) X(128, 4, 1) X(128, 4, 2) X(128, 8, 2)
 #define UPCONV_PHASES_WGRAD_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
 
-template <typename Operand, int N, int kRows>
-cudaError_t launch_tile(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
-  auto kernel = sm90_wgrad_phases<Operand, N, kRows>;
-  const int bytes = shared_bytes(p), units = unit_count(p);
+// Runs of grad_output's rows: boxes of `bytes` of some channels, in words.
+template <typename Operand>
+cudaError_t describe_runs(const PhasesWgradParams& p, int bytes, int channels, CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (!encode) return cudaErrorNotSupported;
+  constexpr int kNumber = sizeof(typename Operand::Element);
+  const int size[] = {p.out_w * kNumber / 4, p.out_h, p.out_d, p.out_channels, p.batch};
+  cuuint64_t sizes[5], strides[4], whole = 4;
+  for (int i = 0; i < 5; ++i) sizes[i] = static_cast<cuuint64_t>(size[i]);
+  for (int i = 0; i < 4; ++i) strides[i] = whole *= sizes[i];
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(bytes / 4), 1, 1,
+                            static_cast<cuuint32_t>(channels), 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
+  const auto type =
+      kNumber == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  const CUresult result =
+      encode(map, type, 5, const_cast<void*>(p.gy), sizes, strides, box, steps,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <typename Way, int N>
+cudaError_t launch_way(const PhasesWgradParams& p, const CUtensorMap& gy, int multiprocessors,
+                       cudaStream_t stream) {
+  using Operand = typename Way::Operand;
+  auto kernel = sm90_wgrad_phases<Way, N>;
+  const int bytes = kHeader + p.stages * (input_bytes(p) + Way::kBytes), units = unit_count(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap x{};
-  // Whole rows of an image follow each other.
-  constexpr bool whole = kRows > 1;
+  const bool whole = p.rows > 1;  // rows of an image follow each other
   const int size[] = {whole ? p.in_h * p.in_w : p.in_w, whole ? 1 : p.in_h, p.in_d, p.in_channels,
                       p.batch};
   error = describe_rows<Operand>(p.x, size, kInputBytes, N, true, &x);
   if (error != cudaSuccess) return error;
   const int blocks = units < multiprocessors ? units : multiprocessors;
-  kernel<<<blocks, kThreads, bytes, stream>>>(p, x);
+  kernel<<<blocks, kThreads, bytes, stream>>>(p, x, gy);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const int threads = kTeamThreads * teams_of(p.workers);
@@ -41,12 +66,26 @@ cudaError_t launch_tile(const PhasesWgradParams& p, int multiprocessors, cudaStr
   return cudaGetLastError();
 }
 
+template <typename Way, int N>
+cudaError_t launch_wide(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
+  CUtensorMap gy{};
+  const cudaError_t error =
+      describe_runs<typename Way::Operand>(p, Way::kRunBytes, Way::kChannels, &gy);
+  if (error != cudaSuccess) return error;
+  return launch_way<Way, N>(p, gy, multiprocessors, stream);
+}
+
 template <typename Operand>
 cudaError_t launch(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(n, many)            \
-  if (p.tile_n == n && p.rows == many) \
-    return launch_tile<Operand, n, many>(p, multiprocessors, stream);
-  UPCONV_PHASES_WGRAD_TILES(UPCONV_TRY)
+#define UPCONV_TRY(n, many)                               \
+  if (p.tile_n == n && p.stride_x == 2 && p.rows == many) \
+    return launch_way<Two<Operand, many>, n>(p, {}, multiprocessors, stream);
+  UPCONV_PHASES_WGRAD_TWO(UPCONV_TRY)
+#undef UPCONV_TRY
+#define UPCONV_TRY(n, stride, quads)                                 \
+  if (p.tile_n == n && p.stride_x == stride && p.job_quads == quads) \
+    return launch_wide<Wide<Operand, stride, quads>, n>(p, multiprocessors, stream);
+  UPCONV_PHASES_WGRAD_WIDE(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
 }
@@ -60,7 +99,7 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   return at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
-         plan->stages > 1 && plan->stages <= wgrad_phases::kMaxStages;
+         plan->job_quads > 0 && plan->stages > 1 && plan->stages <= wgrad_phases::kMaxStages;
 }
 
 int64_t phases_wgrad_workspace_bytes(const PhasesWgradParams& plan) {

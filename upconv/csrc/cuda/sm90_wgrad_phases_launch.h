@@ -1,4 +1,4 @@
-// Entry points of the Hopper kernel for the weight's gradient of both phases of a row, free of
+// Entry points of the Hopper kernel for the weight's gradient of all phases of a row, free of
 // PyTorch.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What the planner tells the Hopper kernel for the weight's gradient of both phases of a row.
+// What the planner tells the Hopper kernel for the weight's gradient of all phases of a row.
 // upconv/planner/sm90_phases_wgrad.py writes the same fields in the same order as flat integers;
 // tests/test_sm90_phases_wgrad.py compares the two files.
 #pragma once
@@ -7,29 +7,32 @@
 
 namespace upconv {
 
-#define UPCONV_PHASES_WGRAD_FIELDS(X)                     \
-  X(operand) /* 0 TF32, 1 BF16, 2 FP16 */                 \
-  X(tile_n)  /* input channels of a tile */               \
-  X(workers) /* that share the pixels */                  \
-  X(stages)                                               \
-  X(rows) /* of x in a part; more than one: whole rows */ \
-  X(sums) /* the bias's gradient is added up as well */   \
-  X(batch)                                                \
-  X(in_channels)                                          \
-  X(in_d)                                                 \
-  X(in_h)                                                 \
-  X(in_w)                                                 \
-  X(out_channels)                                         \
-  X(out_d)                                                \
-  X(out_h)                                                \
-  X(out_w)                                                \
-  X(kernel_z)                                             \
-  X(kernel_y)                                             \
-  X(kernel_x)                                             \
-  X(stride_z)                                             \
-  X(stride_y) /* that of a row is 2 */                    \
-  X(pad_z)                                                \
-  X(pad_y) /* that of a row is 1 */
+#define UPCONV_PHASES_WGRAD_FIELDS(X)                          \
+  X(operand) /* 0 TF32, 1 BF16, 2 FP16 */                      \
+  X(tile_n)  /* input channels of a tile */                    \
+  X(workers) /* that share the pixels */                       \
+  X(stages)                                                    \
+  X(rows)      /* of x in a part; more than one: whole rows */ \
+  X(job_quads) /* four taps side by side: so many of a job */  \
+  X(sums)      /* the bias's gradient is added up as well */   \
+  X(batch)                                                     \
+  X(in_channels)                                               \
+  X(in_d)                                                      \
+  X(in_h)                                                      \
+  X(in_w)                                                      \
+  X(out_channels)                                              \
+  X(out_d)                                                     \
+  X(out_h)                                                     \
+  X(out_w)                                                     \
+  X(kernel_z)                                                  \
+  X(kernel_y)                                                  \
+  X(kernel_x)                                                  \
+  X(stride_z)                                                  \
+  X(stride_y)                                                  \
+  X(stride_x)                                                  \
+  X(pad_z)                                                     \
+  X(pad_y)                                                     \
+  X(pad_x)
 
 struct PhasesWgradParams {
 #define UPCONV_DECLARE(name) int name;
