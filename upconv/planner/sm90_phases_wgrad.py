@@ -89,6 +89,11 @@ class Tiling:
         return PART_BYTES // width
 
     @property
+    def boxed(self) -> bool:
+        """Does TMA bring grad_output, stride 2? Otherwise loaders do."""
+        return self.stride == 2 and self.rows == 1
+
+    @property
     def parts(self) -> int:
         depth, height, width = self.problem.in_size
         wide = -(-width * self.problem.element_bytes // PART_BYTES)
@@ -108,9 +113,12 @@ class Tiling:
     @property
     def stage_bytes(self) -> int:
         """Of x, and of grad_output with what lies beside its rows."""
+        whole = 2 * PART_BYTES // PIECE_BYTES
+        if self.boxed:
+            return self.n * PART_BYTES + GRAD_ROWS * (whole + 3) * PIECE_BYTES
         if self.stride == 2:
-            pieces = (2 * PART_BYTES // PIECE_BYTES + self.rows) | 1
-            return self.n * PART_BYTES + (GRAD_ROWS * pieces + 1) * PIECE_BYTES
+            pieces = GRAD_ROWS * ((whole + self.rows) | 1) + 1
+            return self.n * PART_BYTES + pieces * PIECE_BYTES
         box = -(-GRAD_ROWS // self.quads * self.run_bytes // 128) * 128
         boxes = PART_BYTES // self.problem.element_bytes // RUN_PIXELS
         return self.n * PART_BYTES + boxes * box

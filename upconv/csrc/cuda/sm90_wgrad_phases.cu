@@ -20,7 +20,8 @@ namespace wgrad_phases {
 
 // Runs of grad_output's rows: boxes of `bytes` of some channels, in words.
 template <typename Operand>
-cudaError_t describe_runs(const PhasesWgradParams& p, int bytes, int channels, CUtensorMap* map) {
+cudaError_t describe_runs(const PhasesWgradParams& p, int bytes, int channels, bool round,
+                          CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   constexpr int kNumber = sizeof(typename Operand::Element);
@@ -31,8 +32,7 @@ cudaError_t describe_runs(const PhasesWgradParams& p, int bytes, int channels, C
   const cuuint32_t box[] = {static_cast<cuuint32_t>(bytes / 4), 1, 1,
                             static_cast<cuuint32_t>(channels), 1};
   const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  const auto type =
-      kNumber == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  const auto type = round ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT32;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.gy), sizes, strides, box, steps,
              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -66,11 +66,23 @@ cudaError_t launch_way(const PhasesWgradParams& p, const CUtensorMap& gy, int mu
   return cudaGetLastError();
 }
 
-template <typename Way, int N>
+template <typename Operand, int kRows, int N>
+cudaError_t launch_two(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
+  using Way = Two<Operand, kRows>;
+  CUtensorMap gy{};
+  if constexpr (Way::kBoxed) {
+    const cudaError_t error = describe_runs<Operand>(p, Way::kChannelBytes, kGradRows, false, &gy);
+    if (error != cudaSuccess) return error;
+  }
+  return launch_way<Way, N>(p, gy, multiprocessors, stream);
+}
+
+template <typename Operand, int kStride, int kQuads, int N>
 cudaError_t launch_wide(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
+  using Way = Wide<Operand, kStride, kQuads>;
   CUtensorMap gy{};
   const cudaError_t error =
-      describe_runs<typename Way::Operand>(p, Way::kRunBytes, Way::kChannels, &gy);
+      describe_runs<Operand>(p, Way::kRunBytes, Way::kChannels, Way::kWide, &gy);
   if (error != cudaSuccess) return error;
   return launch_way<Way, N>(p, gy, multiprocessors, stream);
 }
@@ -79,12 +91,12 @@ template <typename Operand>
 cudaError_t launch(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
 #define UPCONV_TRY(n, many)                               \
   if (p.tile_n == n && p.stride_x == 2 && p.rows == many) \
-    return launch_way<Two<Operand, many>, n>(p, {}, multiprocessors, stream);
+    return launch_two<Operand, many, n>(p, multiprocessors, stream);
   UPCONV_PHASES_WGRAD_TWO(UPCONV_TRY)
 #undef UPCONV_TRY
 #define UPCONV_TRY(n, stride, quads)                                 \
   if (p.tile_n == n && p.stride_x == stride && p.job_quads == quads) \
-    return launch_wide<Wide<Operand, stride, quads>, n>(p, multiprocessors, stream);
+    return launch_wide<Operand, stride, quads, n>(p, multiprocessors, stream);
   UPCONV_PHASES_WGRAD_WIDE(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

@@ -170,4 +170,38 @@ __device__ __forceinline__ void start_input(const PhasesWgradParams& p, const Sh
                 whole ? 0 : part.y, part.z, block * p.tile_n, part.image, full);
 }
 
+// One thread feeds all stages by TMA: `fetch` starts the boxes of gy, `bytes` of them.
+template <typename Operand, typename Fetch>
+__device__ __forceinline__ void feed_parts(const PhasesWgradParams& p, const Shared& shared,
+                                           const CUtensorMap& x, int bytes, const Fetch& fetch) {
+  if (threadIdx.x / 32 != kConsumerWarps || !ptx::elected()) return;
+  Slot slot;
+  for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+    const Unit<Operand> unit(p, number);
+    Part<Operand> part(p, unit.first);
+#pragma unroll 1
+    for (int i = unit.first; i < unit.end; ++i) {
+      const uint32_t full = shared.full + 8 * slot.index;
+      ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
+      ptx::barrier_arrive_expect(full, input_bytes(p) + bytes);
+      start_input(p, shared, slot, x, part, unit.in, full);
+      fetch(unit, part, slot.index, full);
+      part.advance(p);
+      slot.advance(p.stages);
+    }
+  }
+}
+
+// A box of gy: from a word of the row below `row` of the part on, some channels from `channel` on.
+// Where there is no such row, there is no such image.
+template <typename Operand>
+__device__ __forceinline__ void fetch_below(const PhasesWgradParams& p, const Unit<Operand>& unit,
+                                            const Part<Operand>& part, int row, int word,
+                                            int channel, uint32_t to, const CUtensorMap& gy,
+                                            uint32_t full) {
+  const int z = part.z * p.stride_z + unit.row_z - p.pad_z;
+  const int y = (part.y + row) * p.stride_y + unit.row_y - p.pad_y;
+  ptx::box_copy(to, gy, word, y, z, channel, part.y + row < p.in_h ? part.image : p.batch, full);
+}
+
 }  // namespace upconv::wgrad_phases

@@ -2,10 +2,11 @@
 // stride is 2, the padding 1, and there are 3 or 4 taps.
 //
 // Of pixel i the taps 1 and 2 want gy at 2 i and 2 i + 1, the taps 0 and 3 at 2 i - 1 and 2 i + 2.
-// A part of gy has 32 bytes below 16 bytes of x; loaders copy it in pieces of 16 bytes, which fits
-// rows of any length (TMA takes as long for a short row as for a long one). Beside a row lie 16
-// bytes, of which the neighbours' word is used: zeros, or what is there where a row has several
-// parts. Copies do not round to TF32; the consumers do.
+// A part of gy has 32 bytes below 16 bytes of x. TMA brings what is below a row, or a part of one,
+// with what lies beside it. Where a part has several rows, loaders copy them in pieces of 16 bytes:
+// TMA takes as long for a short row as for a long one. (Two rows of 128 bytes: 0.075 ms with TMA,
+// 0.071 with loaders; one of 256: 1.52 and 1.71.) Beside such rows lie zeros.
+// Nothing is rounded to TF32 on the way, for the bias's sake; the consumers do it.
 #pragma once
 
 #include "sm90_wgrad_phases_layout.cuh"
@@ -28,13 +29,15 @@ __host__ __device__ constexpr int two_bytes(int rows) {
   return kGradRows * channel_bytes(rows) + kPiece;
 }
 
+// The same where TMA brings a part's only row: 16 bytes before it, and 32 behind it.
+constexpr int kBoxedBytes = (kPieces + 3) * kPiece;
+
 // --- Loaders ---------------------------------------------------------------------------------
 
 template <typename Operand, int kRows>
 struct TwoLoader {
   using Element = typename Operand::Element;
   static constexpr int kNumbers = kPiece / sizeof(Element);  // of a piece
-  static constexpr int kWord = 4 / sizeof(Element);
   static constexpr int kChannelBytes = channel_bytes(kRows);
   static constexpr int kRowPieces = kPieces / kRows;
 
@@ -52,22 +55,22 @@ struct TwoLoader {
         place(channel * kChannelBytes + (thread % kPieces + row + 1) * kPiece),
         plane(static_cast<int64_t>(p.out_d) * p.out_h * p.out_w) {}
 
-  // Is there a row of gy below `row` of the part?
-  __device__ __forceinline__ bool below(const Unit<Operand>& unit, const Part<Operand>& part,
-                                        int row) const {
+  // Is there a row of gy below the loader's row of the part?
+  __device__ __forceinline__ bool below(const Unit<Operand>& unit,
+                                        const Part<Operand>& part) const {
     const int z = part.z * p.stride_z + unit.row_z - p.pad_z;
     const int y = (part.y + row) * p.stride_y + unit.row_y - p.pad_y;
     return part.y + row < p.in_h && static_cast<unsigned>(z) < p.out_d &&
            static_cast<unsigned>(y) < p.out_h;
   }
-  // Where its first number below the part is, or would be, of the unit's first channel.
+  // Where the first row below the part is, or would be, of the unit's first channel.
   __device__ __forceinline__ int64_t start(const Unit<Operand>& unit,
                                            const Part<Operand>& part) const {
     const int64_t channels = static_cast<int64_t>(part.image) * p.out_channels;
     const int z = part.z * p.stride_z + unit.row_z - p.pad_z;
     const int y = part.y * p.stride_y + unit.row_y - p.pad_y;
     return (channels + unit.out * kGradRows) * plane +
-           (static_cast<int64_t>(z) * p.out_h + y) * p.out_w + 2 * part.x;
+           (static_cast<int64_t>(z) * p.out_h + y) * p.out_w;
   }
 
   // The loader's pieces from `from` on, one for each of its channels.
@@ -83,20 +86,8 @@ struct TwoLoader {
     }
   }
 
-  // The words before and behind a row, of one channel for two threads.
-  __device__ __forceinline__ void copy_beside(int64_t start, int x, bool there, uint32_t to) const {
-    const bool behind = thread % 2 != 0;
-    const int own = thread / 2, at = behind ? 2 * kPartPixels<Operand> : -kWord;
-    const bool on = there && 2 * x + at >= 0 && 2 * x + at < p.out_w;
-    const uint32_t place = own * kChannelBytes + kPiece + (behind ? kPieces * kPiece : -4);
-    ptx::copy_async<4>(to + place,
-                       static_cast<const Element*>(p.gy) + (on ? start + own * plane + at : 0),
-                       on ? 4 : 0);
-  }
-
   __device__ __forceinline__ void run(const Shared& shared, const CUtensorMap& x) const {
     const bool starts = threadIdx.x / 32 == kConsumerWarps && ptx::elected();
-    const bool several = row_parts<Operand>(p) > 1;
     const int64_t own = channel * plane + row * p.stride_y * p.out_w + column;
     Slot slot;
     for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
@@ -109,7 +100,7 @@ struct TwoLoader {
         const uint32_t full = shared.full + 8 * slot.index;
         const uint32_t to = shared.gradient + slot.index * two_bytes(kRows);
         const int64_t first = start(unit, part);
-        const bool there = below(unit, part, row) && 2 * part.x + column < p.out_w;
+        const bool there = below(unit, part);
         ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
         if (starts) {
           ptx::barrier_arrive_expect(full, input_bytes(p));
@@ -120,9 +111,6 @@ struct TwoLoader {
           copy<true>(from, channels, there ? kPiece : 0, to);
         } else {
           copy<false>(from, channels, there ? kPiece : 0, to);
-        }
-        if (kRows == 1 && several) {
-          copy_beside(first, part.x, thread / 2 < left && below(unit, part, 0), to);
         }
         ptx::copy_async_arrive(full);
         part.advance(p);
@@ -138,18 +126,21 @@ struct TwoLoader {
 template <typename Type, int kRows>
 struct Two {
   using Operand = Type;
-  static constexpr bool kWide = sizeof(typename Operand::Element) == 4;
-  static constexpr int kArrivals = kLoaders + 1;  // and that of x
+  static constexpr int kNumber = sizeof(typename Operand::Element);
+  static constexpr bool kWide = kNumber == 4;
   static constexpr bool kAddsBias = true;
-  static constexpr int kBytes = two_bytes(kRows);
-  static constexpr int kZeroBytes = kBytes;  // what lies beside the rows
+  static constexpr bool kBoxed = kRows == 1;
+  static constexpr int kChannelBytes = kBoxed ? kBoxedBytes : channel_bytes(kRows);
+  static constexpr int kBytes = kBoxed ? kGradRows * kBoxedBytes : two_bytes(kRows);
+  static constexpr int kZeroBytes = kBoxed ? 0 : kBytes;       // what lies beside the rows
+  static constexpr int kArrivals = kBoxed ? 1 : kLoaders + 1;  // all loaders', and that of x
 
   // What a part begins with, in registers: computed anew it would take a fifth of the time.
   const uint32_t place;  // the thread's in a stage
   const int first_rows;  // of the warp's: one or zero
 
   __device__ __forceinline__ explicit Two(const PhasesWgradParams&)
-      : place(ptx::pinned(slot() * channel_bytes(kRows) + kPiece + threadIdx.x % 4 * 8)),
+      : place(ptx::pinned(slot() * kChannelBytes + kPiece + threadIdx.x % 4 * 8)),
         first_rows(ptx::pinned(threadIdx.x % 32 < 16 ? 1 : 0)) {}
 
   // The thread's channel of gy: rows r and r + 8 of a product are two taps of it. Of 8 channels
@@ -163,8 +154,17 @@ struct Two {
   }
 
   static __device__ __forceinline__ void load_all(const PhasesWgradParams& p, const Shared& shared,
-                                                  const CUtensorMap& x, const CUtensorMap&) {
-    TwoLoader<Operand, kRows>(p).run(shared, x);
+                                                  const CUtensorMap& x, const CUtensorMap& gy) {
+    if constexpr (!kBoxed) {
+      TwoLoader<Operand, kRows>(p).run(shared, x);
+    } else {
+      const auto fetch = [&](const Unit<Operand>& unit, const Part<Operand>& part, int stage,
+                             uint32_t full) {
+        fetch_below(p, unit, part, 0, (2 * part.x * kNumber - kPiece) / 4, unit.out * kGradRows,
+                    shared.gradient + stage * kBytes, gy, full);
+      };
+      feed_parts<Operand>(p, shared, x, kBytes, fetch);
+    }
   }
 
   // The thread's two words of a group and those beside them. Lanes of the first rows read the one

@@ -63,36 +63,21 @@ struct Wide {
     return (kWhole - p.pad_x % kWhole) % kWhole;
   }
 
-  // By one thread.
   static __device__ __forceinline__ void load_all(const PhasesWgradParams& p, const Shared& shared,
                                                   const CUtensorMap& x, const CUtensorMap& gy) {
-    if (threadIdx.x / 32 != kConsumerWarps || !ptx::elected()) return;
-    Slot slot;
-    for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
-      const Unit<Operand> unit(p, number);
-      Part<Operand> part(p, unit.first);
+    const auto fetch = [&](const Unit<Operand>& unit, const Part<Operand>& part, int stage,
+                           uint32_t full) {
       const int first = unit.window * kQuads * kTaps - p.pad_x - lead(p);
-#pragma unroll 1
-      for (int i = unit.first; i < unit.end; ++i) {
-        const uint32_t full = shared.full + 8 * slot.index;
-        const int z = part.z * p.stride_z + unit.row_z - p.pad_z;
-        const int y = part.y * p.stride_y + unit.row_y - p.pad_y;
-        ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
-        ptx::barrier_arrive_expect(full, input_bytes(p) + kBoxes * kChannels * kRunBytes);
-        start_input(p, shared, slot, x, part, unit.in, full);
 #pragma unroll
-        for (int box = 0; box < kBoxes; ++box) {
-          // The next of a row's pixels, or those of the next row; of none, there is no such image.
-          const int row = p.rows > 1 ? box : 0, along = p.rows > 1 ? 0 : box * kRunPixels;
-          const int column = first + (part.x + along) * kStride;
-          ptx::box_copy(shared.gradient + slot.index * kBytes + box * kBoxBytes, gy,
-                        column / kWordNumbers, y + row * p.stride_y, z, unit.out * kChannels,
-                        part.y + row < p.in_h ? part.image : p.batch, full);
-        }
-        part.advance(p);
-        slot.advance(p.stages);
+      for (int box = 0; box < kBoxes; ++box) {
+        // The next of a row's pixels, or those of the next row.
+        const int row = p.rows > 1 ? box : 0, along = p.rows > 1 ? 0 : box * kRunPixels;
+        fetch_below(p, unit, part, row, (first + (part.x + along) * kStride) / kWordNumbers,
+                    unit.out * kChannels, shared.gradient + stage * kBytes + box * kBoxBytes, gy,
+                    full);
       }
-    }
+    };
+    feed_parts<Operand>(p, shared, x, kBoxes * kChannels * kRunBytes, fetch);
   }
 
   // The groups of a turn: one pixel of the thread's in each (TF32), or two.
