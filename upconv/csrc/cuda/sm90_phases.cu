@@ -75,7 +75,7 @@ cudaError_t launch_pack(const PhasesParams& p, const void* weight, void* packed,
                         cudaStream_t stream) {
   auto kernel = sm90_phases_pack<Way>;
   constexpr int kPackThreads = 64, kNoBytes = 0;
-  const dim3 grid(static_cast<unsigned>(piece_count(p)),
+  const dim3 grid(static_cast<unsigned>(piece_count(p) / p.kernel_x),
                   divided(p.shape.groups * p.tile_n, kPackThreads));
   kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
       p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));

@@ -24,6 +24,7 @@ struct Backward {
 
   static constexpr int kSums = 1;
   __host__ __device__ static constexpr int sum_of(int) { return 0; }
+  __host__ __device__ static constexpr int tap_of(int product) { return product; }
   static constexpr int kOperands = kTaps;
   __host__ __device__ static constexpr int operand_of(int product) { return product; }
 
@@ -91,14 +92,15 @@ struct Backward {
     }
   }
 
-  // The number of the weight that is number `i` of 16 bytes of a column; negative for none.
+  // Of number `i` of 16 bytes of a column, the number of the first weight in the row of taps;
+  // negative for none.
   __device__ static __forceinline__ int64_t weight_at(const PhasesParams& p, int, int stage,
-                                                      int tap, int step, int product, int half,
-                                                      int column, int i) {
+                                                      int tap, int step, int half, int column,
+                                                      int i) {
     const int channel = stage * kChannels + step * kStepChannels + channel_of<Element>(p, half, i);
     if (channel >= p.out_channels || column >= p.in_channels) return -1;
     const int64_t pair = static_cast<int64_t>(column) * p.out_channels + channel;
-    return (pair * p.kernel_z * p.kernel_y + tap) * kTaps + product;
+    return (pair * p.kernel_z * p.kernel_y + tap) * kTaps;
   }
 
   // --- Stores ---

@@ -119,16 +119,17 @@ struct Forward {
     }
   }
 
-  // The number of the weight that is number `i` of 16 bytes of a column; negative for none.
+  // Of number `i` of 16 bytes of a column, the number of the first weight in the row of taps;
+  // negative for none.
   __device__ static __forceinline__ int64_t weight_at(const PhasesParams& p, int phase, int stage,
-                                                      int tap, int step, int product, int half,
-                                                      int column, int i) {
+                                                      int tap, int step, int half, int column,
+                                                      int i) {
     const Rows taps = taps_of(p, phase), first = first_row_tap(p, phase);
     const int channel = stage * kChannels + step * kStepChannels + channel_of<Element>(p, half, i);
     if (tap >= taps.z * taps.y || channel >= p.in_channels || column >= p.out_channels) return -1;
     const int z = first.z + tap / taps.y * p.stride_z, y = first.y + tap % taps.y * p.stride_y;
     const int64_t pair = static_cast<int64_t>(channel) * p.out_channels + column;
-    return ((pair * p.kernel_z + z) * p.kernel_y + y) * kTaps + tap_of(product);
+    return ((pair * p.kernel_z + z) * p.kernel_y + y) * kTaps;
   }
 
   // --- Stores ---
