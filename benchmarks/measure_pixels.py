@@ -119,6 +119,12 @@ CONSTANTS = {
 }
 
 
+PLANNERS = {
+    "patches": (sm90_patch, sm90_patch_wgrad),
+    "phases": (sm90_phases, sm90_phases_wgrad),
+}
+
+
 def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
     """The kernel for such layers, and the one for all layers."""
     patches = problem.kernel == problem.stride
@@ -138,7 +144,7 @@ def problems(kind: str) -> Iterator[Problem]:
                 last = [True] * (direction == "forward" and problem.ndim > 1)
                 for each in (replace(problem, channels_last=on) for on in [False, *last]):
                     planner, _ = planners(each)
-                    fits = planner.refusal(each, H200) is None
+                    fits = planner in PLANNERS[kind] and planner.refusal(each, H200) is None
                     if fits and any(planner.tilings(flat(each), H200)):
                         yield each
 

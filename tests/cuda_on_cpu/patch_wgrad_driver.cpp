@@ -1,22 +1,5 @@
-// What tests call to run the weight's gradient of patches on the CPU's make-believe device.
-#include "ptx.cuh"
+// What tests call to run the weight's gradient of patches.
+#include "pixels_wgrad_driver.h"
 #include "sm90_wgrad_patch_launch.h"
 
-extern "C" const char* upconv_wgrad_run(const int64_t* record, int64_t length, const void* x,
-                                        int64_t x_bytes, const void* gy, int64_t gy_bytes, void* gw,
-                                        void* gb, uint64_t seed) {
-  using namespace upconv;
-  static PatchWgradParams plan;
-  plan = {};
-  if (!read_patch_wgrad_plan(record, length, &plan)) return "the integers do not make a plan";
-  std::vector<float> workspace(patch_wgrad_workspace_bytes(plan) / 4, float_of(~0u));
-  begin_run({{x, static_cast<size_t>(x_bytes), false}, {gy, static_cast<size_t>(gy_bytes), false}},
-            seed);
-  plan.x = x;
-  plan.gy = gy;
-  plan.gw = gw;
-  plan.gb = gb;
-  plan.workspace = workspace.data();
-  if (patch_wgrad(plan, 3, nullptr)) return "the launch was refused";
-  return end_run();
-}
+UPCONV_PIXELS_WGRAD_DRIVER(patch_wgrad)

@@ -27,10 +27,10 @@ _NAMES = {
 }
 _TYPICAL_S = {
     "cpu": "15 s",
-    "cuda": "half a minute",
+    "cuda": "25 s",
     "cuda_wgrad": "20 s",
-    "cuda_fp16": "15 s",
-    "cuda_strict": "10 s",
+    "cuda_fp16": "12 s",
+    "cuda_strict": "11 s",
 }
 
 

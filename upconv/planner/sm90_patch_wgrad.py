@@ -114,9 +114,15 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem of three dimensions: as many workers as fill the GPU, or less."""
     for n in TILES:
         alone = Tiling(problem, n, 1)
-        most = min(alone.parts, max(1, MOST_ROUNDS * hardware.multiprocessors // alone.jobs))
-        for workers in {1, max(1, most // 2), most}:
+        for workers in shares(alone.parts, alone.jobs, hardware):
             yield Tiling(problem, n, workers)
+
+
+def shares(parts: int, jobs: int, hardware: Hardware) -> set[int]:
+    """How many thread blocks may share the parts of a job: one, or as many as fill the GPU once or
+    twice."""
+    most = min(parts, max(1, MOST_ROUNDS * hardware.multiprocessors // jobs))
+    return {1, max(1, most // 2), most}
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:

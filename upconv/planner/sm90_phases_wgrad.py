@@ -20,6 +20,7 @@ from math import prod
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90_cost import CLOCK_MHZ
+from .sm90_patch_wgrad import GRAD_ROWS, shares
 from .sm90_phases import PIECE_BYTES, common_refusal
 from .sm90_tiling import OPERANDS
 from .sm90_wgrad import flat
@@ -31,7 +32,6 @@ TWO = tuple(product((128, 64), (1, 2, 4, 8)))
 WIDE = ((128, 4, 1), (128, 4, 2), (128, 8, 2))
 """For others: channels of x, stride, quads of a job. Both as UPCONV_PHASES_WGRAD_TWO and _WIDE in
 csrc/cuda/sm90_wgrad_phases.cu."""
-GRAD_ROWS = 64
 PART_BYTES = 128
 """Of one channel of x in a part."""
 STEPS, TAPS = 4, 4
@@ -44,20 +44,18 @@ RUN_PIXELS = 32
 CONSUMERS = 2
 HEADER_BYTES = 1024
 MOST_STAGES = 8
-MOST_ROUNDS = 2
-"""Units of one thread block where there are workers; without, there may be more."""
 
-LAUNCH = 10.5
+LAUNCH = 11.1
 """Microseconds, of both kernels; this and what follows as benchmarks/measure_pixels.py fits it."""
-UNIT_CYCLES = 750.0
-STAGE_FACTOR = 1.01
-WIDE_FACTOR = 1.27
+UNIT_CYCLES = 960.0
+STAGE_FACTOR = 0.977
+WIDE_FACTOR = 1.09
 """For strides other than 2."""
 EMPTY_CYCLES = 1000.0
 """That TMA takes to make a box of zeros of what is beyond a row."""
-READ_BYTES = 3.2e6
+READ_BYTES = 3.35e6
 """That the memory gives in a microsecond."""
-SUM_BYTES = 2.4e6
+SUM_BYTES = 2.29e6
 """Of the workspace, written and read in a microsecond."""
 
 
@@ -214,9 +212,8 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem of three dimensions: as many workers as fill the GPU, or less."""
     for n in sorted({form[0] for form in (TWO if problem.stride[-1] == 2 else WIDE)}):
         alone = Tiling(problem, n, 1)
-        most = min(alone.parts, max(1, MOST_ROUNDS * hardware.multiprocessors // alone.jobs))
         room = hardware.shared_memory - HEADER_BYTES
-        for workers in {1, max(1, most // 2), most}:
+        for workers in shares(alone.parts, alone.jobs, hardware):
             yield Tiling(problem, n, workers, min(MOST_STAGES, room // alone.stage_bytes))
 
 
