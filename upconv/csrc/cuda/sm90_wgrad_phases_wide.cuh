@@ -4,8 +4,8 @@
 // Four taps side by side (a quad) of a pixel lie side by side in gy, so that one load brings them.
 // What 32 pixels want of a row is one run of numbers for each channel: TMA brings it, rounded to
 // TF32, and makes zero what is beyond the row. (Of 16-bit types a part has two such runs, side by
-// side or of two whole rows.) Lanes have a channel each, or one of two quads of it:
-// what a quarter of a warp loads lies on different banks, or is the same.
+// side or of two whole rows.) Lanes have a channel each, or one of two quads of it: what a quarter
+// of a warp loads lies on different banks, or is the same.
 #pragma once
 
 #include "sm90_wgrad_phases_layout.cuh"
@@ -55,7 +55,6 @@ struct Wide {
   __device__ static __forceinline__ int slot() {
     return threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4;
   }
-  __device__ static __forceinline__ int thread_of(int) { return 0; }
 
   // Numbers by which a box begins before its run.
   __host__ __device__ static int lead(const PhasesWgradParams& p) {
