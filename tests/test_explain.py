@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import upconv
-from upconv.explain import Explanation, check, explain
+from upconv.explain import Explanation, check, explain, explanation_of
+from upconv.jit import loader
 from upconv.planner import ATEN, H200, KERNELS, Hardware, Problem
 
 CPU = Hardware("cpu", name="test CPU", threads=2, isa="avx2")
@@ -104,6 +105,38 @@ def test_a_setting_that_overrules_the_plan_is_said(monkeypatch: pytest.MonkeyPat
         env.reload()
     assert explanation.kernel == ATEN
     assert "UPCONV_BACKEND=aten" in str(explanation)
+
+
+def test_it_says_that_a_library_was_tried_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = loader.LoadResult("cpu", False, reason="no C++ compiler")
+    monkeypatch.setitem(loader._results, "cpu", failed)
+    layer = nn.ConvTranspose2d(64, 64, 4, 2, 1)
+    explanation = explain(layer, (1, 64, 32, 32))
+    assert explanation.plan.kernel == "cpu_fprop"
+    assert explanation.kernel == ATEN
+    assert explanation.as_dict()["kernel"] == ATEN
+    assert "the library cpu is not available (no C++ compiler)" in str(explanation)
+    elsewhere = explain(layer, (1, 64, 32, 32), hardware=explanation.plan.hardware)
+    assert elsewhere.kernel == "cpu_fprop"
+
+
+@pytest.mark.parametrize(
+    ("kind", "without"),
+    [
+        ("cuda", ["forward", "grad_input", "grad_weight"]),
+        ("cuda_fp16", ["forward", "grad_input"]),
+        ("cuda_wgrad", ["grad_weight"]),
+    ],
+)
+def test_of_the_gpus_libraries_each_is_missed_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, kind: str, without: list[str]
+) -> None:
+    monkeypatch.setitem(loader._results, kind, loader.LoadResult(kind, False, reason="no nvcc"))
+    problem = Problem.of(128, 512, 256, (8, 8), 4, 2, 1, dtype="float16")
+    explanation = explanation_of(problem, H200, here=True)
+    assert list(explanation.missing) == without
+    assert str(explanation).count("no nvcc") == len(without)
+    assert f"the library {kind} is not available" in str(explanation)
 
 
 def test_what_is_not_a_layer() -> None:

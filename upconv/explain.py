@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, prod
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from . import env
+from . import env, libraries
 from .planner import ATEN, DIRECTIONS, H200, Hardware, Phase, Plan, Problem, make_plan
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Explanation:
     """The UPCONV_* setting that makes PyTorch's operator run whatever the plan says, if any."""
     gradients: tuple[Plan, ...] = ()
     """The plans of grad_input and grad_weight."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Directions whose library this process tried in vain, and why; PyTorch's operator runs."""
 
     @property
     def problem(self) -> Problem:
@@ -41,7 +43,15 @@ class Explanation:
     @property
     def kernel(self) -> str:
         """Name of the kernel that runs; "aten" is PyTorch's own operator."""
-        return ATEN if self.overruled else self.plan.kernel
+        return self.runs(self.plan)
+
+    def runs(self, plan: Plan) -> str:
+        """The kernel that runs for one of the plans."""
+        return ATEN if self.why_not(plan) else plan.kernel
+
+    def why_not(self, plan: Plan) -> str:
+        """Why PyTorch's operator runs whatever a plan says; empty where it does not."""
+        return self.overruled or self.missing.get(plan.problem.direction, "")
 
     @property
     def refused(self) -> dict[str, str]:
@@ -79,12 +89,13 @@ class Explanation:
             "phases": [[asdict(phase) for phase in dimension] for dimension in self.plan.phases],
             "kernel": self.kernel,
             "overruled": self.overruled,
+            "missing": dict(self.missing),
             "expected_us": chosen.microseconds if isfinite(chosen.microseconds) else None,
             "notes": list(chosen.notes),
             "refused": self.refused,
             "gradients": {
                 plan.problem.direction: {
-                    "kernel": ATEN if self.overruled else plan.kernel,
+                    "kernel": self.runs(plan),
                     "notes": list(plan.chosen.notes),
                     "refused": {refusal.kernel: refusal.reason for refusal in plan.refused},
                 }
@@ -99,9 +110,8 @@ class Explanation:
                 _headline(self.plan),
                 _work(self),
                 _phase_lines(self.plan),
-                _kernel_lines(self.plan)
-                + ([f"but      {self.overruled}: PyTorch's operator runs"] * bool(self.overruled)),
-                _gradient_lines(self.gradients),
+                _kernel_lines(self.plan) + _why_not_lines(self, self.plan),
+                _gradient_lines(self),
             )
             if lines
         )
@@ -142,7 +152,18 @@ def explanation_of(problem: Problem, machine: Hardware, here: bool) -> Explanati
         make_plan(replace(problem, direction=direction), machine, forced)
         for direction in DIRECTIONS
     )
-    return Explanation(plan, overruled, tuple(gradients))
+    missing = {
+        each.problem.direction: reason
+        for each in (plan, *gradients)
+        if here and (reason := _why_missing(each))
+    }
+    return Explanation(plan, overruled, tuple(gradients), missing)
+
+
+def _why_missing(plan: Plan) -> str:
+    if plan.kernel == ATEN:
+        return ""
+    return libraries.why_missing(plan.hardware.kind, plan.kernel, plan.problem)
 
 
 def check(problem: Problem) -> None:
@@ -381,12 +402,19 @@ def _kernel_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _gradient_lines(gradients: Sequence[Plan]) -> list[str]:
+def _why_not_lines(explanation: Explanation, plan: Plan) -> list[str]:
+    reason = explanation.why_not(plan)
+    return [f"but      {reason}: PyTorch's operator runs"] if reason else []
+
+
+def _gradient_lines(explanation: Explanation) -> list[str]:
     """What the gradients use: kernel, expected time, and the notes, which state the workspace."""
     lines = []
-    for plan in gradients:
+    for plan in explanation.gradients:
         known = isfinite(plan.chosen.microseconds)
         expected = f", {plan.chosen.microseconds:.4g} us expected" if known else ""
         lines.append(f"{plan.problem.direction:12} {plan.kernel}{expected}")
         lines += [f"         - {note}" for note in plan.chosen.notes]
+        if not explanation.overruled:
+            lines += _why_not_lines(explanation, plan)
     return lines

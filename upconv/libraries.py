@@ -68,6 +68,16 @@ def library_of(device: str, kernel: str, problem: Problem) -> str:
     return next(kind for kind, operands in OPERANDS_OF.items() if operand in operands)
 
 
+def why_missing(device: str, kernel: str, problem: Problem) -> str:
+    """What of a kernel's libraries was tried in this process and is not there; empty for none."""
+    from . import jit
+
+    for kind in (device, library_of(device, kernel, problem)):
+        if reason := jit.failure_of(kind):
+            return f"the library {kind} is not available ({reason})"
+    return ""
+
+
 def compiled(kind: str) -> bool:
     """Has a library been loaded?"""
     import torch

@@ -20,7 +20,16 @@
 
 from __future__ import annotations
 
-from .loader import LoadResult, UpconvWarning, cache_state, clear, load, prebuild, spec
+from .loader import (
+    LoadResult,
+    UpconvWarning,
+    cache_state,
+    clear,
+    failure_of,
+    load,
+    prebuild,
+    spec,
+)
 from .recipe import BuildSpec
 from .store import CacheState, Entry
 
@@ -32,6 +41,7 @@ __all__ = [
     "UpconvWarning",
     "cache_state",
     "clear",
+    "failure_of",
     "load",
     "prebuild",
     "spec",

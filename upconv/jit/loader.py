@@ -91,6 +91,12 @@ def load(kind: str, capability: tuple[int, int] | None = None) -> LoadResult:
     return result
 
 
+def failure_of(kind: str) -> str:
+    """Why a library that was tried in this process is not there; empty where it is, or was not."""
+    result = _results.get(kind)
+    return "" if result is None or result.ok else result.reason
+
+
 def spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
     """What `load` would build."""
     return make_spec(kind, capability)
