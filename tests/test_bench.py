@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from upconv import accuracy, bench, contenders, floor, gradients, stopwatch, tables
+from upconv import accuracy, bench, contenders, floor, gradients, libraries, stopwatch, tables
 from upconv.bench import Kind, Row, Settings, Timing, fit_batch, measure, summary
 from upconv.cases import Case
+from upconv.explain import explanation_of, this_hardware
+from upconv.jit import loader
 from upconv.planner import Problem
 
 TINY = Case("tiny", 2, 4, 6, (5, 6), (3, 3), 2, 1, 1, 1, 2)
@@ -148,6 +150,19 @@ def test_rates_are_work_by_time() -> None:
     flops, traffic = row.problem.flops, row.problem.bytes
     assert isclose(row.rates["torch"]["tflop_per_s"], flops / 2e-3 / 1e12)
     assert isclose(row.rates["upconv"]["tb_per_s"], traffic / 1e-3 / 1e12)
+
+
+def test_every_row_says_which_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one, which tries to build it, and those after it."""
+    kind = "cuda_strict"  # in the place of one that the CPU's kernel might have by itself
+    failed = loader.LoadResult(kind, False, reason="no compiler")
+    monkeypatch.setitem(loader._results, kind, failed)
+    by_kernel = lambda _, kernel, __: "cpu" if kernel == "aten" else kind  # noqa: E731
+    monkeypatch.setattr(libraries, "library_of", by_kernel)
+    case = Case("dense", 1, 64, 64, (16, 16), (4, 4), 2, 1, 0, 1, 1)
+    row = measure(case, QUICK)
+    assert explanation_of(row.problem, this_hardware("cpu"), here=True).plan.kernel == "cpu_fprop"
+    assert (row.kernel, row.reason) == ("aten", "no compiler")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,7 @@ def test_libraries_of_a_device() -> None:
     assert [*libraries.of_device("cpu"), *libraries.of_device("cuda")] == list(libraries.KINDS)
     problem = Problem.of(*LAYERS[0], dtype="float16")
     assert libraries.library_of("cpu", "cpu_fprop", problem) == "cpu"
+    assert libraries.needed_for("cpu", "cpu_fprop", problem) == ("cpu", "cpu")
 
 
 @pytest.fixture

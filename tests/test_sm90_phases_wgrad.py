@@ -1,4 +1,4 @@
-"""The weight's gradient of both phases of a row on Hopper: its plans, and its own code on a CPU."""
+"""The weight's gradient of all phases of a row on Hopper: its plans, and its own code on a CPU."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
     inputs = accuracy.make_inputs(problem, device)
     grad_output = grad_output_for(problem, device, row.direction)
     explanation = explanation_of(problem, this_hardware(device), here=True)
-    needed = (device, libraries.library_of(device, explanation.kernel, problem))
+    needed = libraries.needed_for(device, explanation.plan.kernel, problem)
     missing = next((library for library in map(load, needed) if not library.ok), None)
     say("checking against float64")
     names, skipped = peers(settings.against, problem, device)

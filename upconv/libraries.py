@@ -68,11 +68,16 @@ def library_of(device: str, kernel: str, problem: Problem) -> str:
     return next(kind for kind, operands in OPERANDS_OF.items() if operand in operands)
 
 
+def needed_for(device: str, kernel: str, problem: Problem) -> tuple[str, str]:
+    """What a call by a kernel takes: the library with the operators, and the kernel's own."""
+    return device, library_of(device, kernel, problem)
+
+
 def why_missing(device: str, kernel: str, problem: Problem) -> str:
     """What of a kernel's libraries was tried in this process and is not there; empty for none."""
     from . import jit
 
-    for kind in (device, library_of(device, kernel, problem)):
+    for kind in needed_for(device, kernel, problem):
         if reason := jit.failure_of(kind):
             return f"the library {kind} is not available ({reason})"
     return ""

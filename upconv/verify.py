@@ -209,8 +209,7 @@ def kernel_of(problem: Problem, inputs: accuracy.Inputs) -> str:
     plan = ops.planned(problem.ndim, inputs.x, inputs.weight, inputs.bias, *inputs.options)
     if plan is None or plan.kernel == ATEN:
         return ATEN
-    device = inputs.x.device.type
-    needed = (device, libraries.library_of(device, plan.kernel, plan.problem))
+    needed = libraries.needed_for(inputs.x.device.type, plan.kernel, plan.problem)
     return plan.kernel if all(map(ops.serve, needed)) else ATEN
 
 

@@ -74,8 +74,7 @@ class Tiling:
 
     @property
     def quads(self) -> int:
-        """Of a job."""
-        return 1 if self.stride == 2 or self.problem.kernel[-1] == TAPS else 2
+        return job_quads(self.problem)
 
     @property
     def rows(self) -> int:
@@ -135,24 +134,27 @@ class Tiling:
 
     @property
     def workspace(self) -> int:
-        """Bytes: the sums of every unit, and its part of the bias's."""
-        each = CONSUMERS * self.n * GRAD_ROWS * 2 * 4
-        return self.units * (each + (128 * 2 * 8 if self.sums else 0))
+        """Bytes: the sums of every unit, and its part of the bias's, a float64 of each thread."""
+        bias = CONSUMERS * 128 * 8 if self.sums else 0
+        return self.units * (self.n * GRAD_ROWS * TAPS * 4 + bias)
 
     @property
     def stage_cycles(self) -> float:
         """Of a part: of the tensor cores, or of the port of shared memory, for both consumers."""
         products = STEPS * TAPS * self.n / 2
         loads = STEPS * GRAD_ROWS
-        copies = self.n + COPY_WAVES * GRAD_ROWS
-        if self.stride == 2:
-            return max(products, products / 2 + loads + copies)
-        copies = self.stage_bytes / 128
+        two = self.n + COPY_WAVES * GRAD_ROWS
+        copies = two if self.stride == 2 else self.stage_bytes / 128
+        busy = max(products, products / 2 + loads + copies)
+        return busy if self.stride == 2 else busy * WIDE_FACTOR + self.empty_cycles
+
+    @property
+    def empty_cycles(self) -> float:
+        """Of a part, on average, where the last one of a row has a box that is beyond it."""
         part = PART_BYTES // self.problem.element_bytes
         width = self.problem.in_size[-1]
         empty = 0 < width % part <= part - RUN_PIXELS and self.rows == 1
-        beyond = EMPTY_CYCLES / -(-width // part) if empty else 0.0
-        return max(products, products / 2 + loads + copies) * WIDE_FACTOR + beyond
+        return EMPTY_CYCLES / -(-width // part) if empty else 0.0
 
     def microseconds(self, hardware: Hardware) -> float:
         problem = self.problem
@@ -183,13 +185,19 @@ def adds_bias(problem: Problem) -> bool:
     )
 
 
+def job_quads(problem: Problem) -> int:
+    """Of a job: two, where a row of taps has as many."""
+    return 1 if problem.stride[-1] == 2 or problem.kernel[-1] == TAPS else 2
+
+
 def row_fits(problem: Problem) -> bool:
     """Has the kernel a form for the taps of a row?"""
     kernel, stride, padding = problem.kernel[-1], problem.stride[-1], problem.padding[-1]
     if stride == 2:
         return padding == 1 and kernel in (3, TAPS)
-    whole = kernel % (2 * TAPS) == 0 or (kernel, stride) == (TAPS, TAPS)
-    return stride in (4, 8) and whole and padding % 4 == 0
+    quads = job_quads(problem)
+    known = (stride, quads) in {form[1:] for form in WIDE}
+    return known and kernel % (TAPS * quads) == 0 and padding % 4 == 0
 
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:

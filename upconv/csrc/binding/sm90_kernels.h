@@ -239,7 +239,7 @@ inline CudaKernel::Prepared read_phases_wgrad(const CallSizes& call,
 
 inline CudaKernel phases_wgrad_kernel() {
   return pixels_wgrad_kernel<PhasesWgradParams, phases_wgrad, phases_wgrad_workspace_bytes>(
-      kSm90PhasesWgrad, "the Hopper kernel for the weight's gradient of both phases of a row",
+      kSm90PhasesWgrad, "the Hopper kernel for the weight's gradient of all phases of a row",
       read_phases_wgrad);
 }
 
