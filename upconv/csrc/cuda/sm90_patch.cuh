@@ -162,17 +162,19 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) d[i] = 0.f;
       box_before = -1;
+      multiply<0>();
+      const auto target = way.target(block, group, warp, lane);  // the tensor cores are busy
 #pragma unroll 1
-      for (int k = 0; k < depth; k += 2) {
-        multiply<0>();
-        if (k + 1 == depth) break;  // with a branch round it, ptxas would serialize the products
+      for (int k = 1; k < depth; k += 2) {
         multiply<1>();
+        if (k + 1 == depth) break;  // with a branch round it, ptxas would serialize the products
+        multiply<0>();
       }
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[i]);
       give_back();
-      if (number < blocks) way.store(d, block, group, warp, lane, table);
+      if (number < blocks) way.store(d, target, group, lane, table);
     }
   }
 };

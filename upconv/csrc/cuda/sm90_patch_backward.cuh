@@ -114,16 +114,29 @@ struct Backward {
 
   __device__ __forceinline__ void begin_group(uint32_t, int) const {}
 
-  // The accumulators of a thread: two neighbouring pixels, in all columns.
-  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
-                                        int warp, int lane, uint32_t) const {
-    const int own = own_pixel(warp, lane), first = group * N + lane % 4 * 2;
+  // Where a thread's pixels go, in its first channel; null for none.
+  using Target = Element*;
+  __device__ __forceinline__ Target target(const Block& block, int group, int warp,
+                                           int lane) const {
+    const int own = own_pixel(warp, lane);
     const Part at = part(block, own / kPart);
     const int x = at.x + own % kPart;
-    if (x >= p.in_w || at.image >= p.batch) return;
-    const int64_t area = pixels_of(p), channel = static_cast<int64_t>(at.image) * p.in_channels;
-    Element* to = static_cast<Element*>(p.result) + (channel + first) * area +
-                  (at.z * p.in_h + at.y) * p.in_w + x;
+    if (x >= p.in_w || at.image >= p.batch) return nullptr;
+    const int64_t channel =
+        static_cast<int64_t>(at.image) * p.in_channels + first_channel(group, lane);
+    return static_cast<Element*>(p.result) + channel * pixels_of(p) +
+           (at.z * p.in_h + at.y) * p.in_w + x;
+  }
+  __device__ static __forceinline__ int first_channel(int group, int lane) {
+    return group * N + lane % 4 * 2;
+  }
+
+  // The accumulators of a thread: two neighbouring pixels, in all columns.
+  __device__ __forceinline__ void store(const float (&d)[N / 2], Target to, int group, int lane,
+                                        uint32_t) const {
+    if (!to) return;
+    const int64_t area = pixels_of(p);
+    const int first = first_channel(group, lane);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
       if (first + 8 * j < p.in_channels) put(to, d[4 * j], d[4 * j + 2]);

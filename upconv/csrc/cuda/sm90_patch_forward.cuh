@@ -174,23 +174,31 @@ struct Forward {
     const int image = block.whole ? block.image : block.image + (number >> p.shape.rest_shift);
     const int pixel = block.pixel + (block.whole ? number : number & (p.rest_pixels - 1));
     if (image >= p.batch || pixel >= pixels_of(p)) return nullptr;
-    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row), y = row - z * p.in_h,
-              x = pixel - row * p.in_w;
-    const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
+    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row);
+    const uint32_t place = z * p.shape.slice_step + (row - z * p.in_h) * p.shape.row_step +
+                           (pixel - row * p.in_w) * p.step_x;
     const int64_t channel = static_cast<int64_t>(image) * p.out_channels + first_channel(group);
-    return static_cast<Element*>(p.result) + channel * out_area(p) +
-           (z * p.step_z * out_h + y * p.step_y) * out_w + x * p.step_x;
+    return static_cast<Element*>(p.result) + channel * p.shape.area + place;
+  }
+
+  // Where the outputs of a thread's pixels go.
+  struct Target {
+    Element *first, *second;  // the second: where a thread has 4 outputs of each
+  };
+  __device__ __forceinline__ Target target(const Block& block, int group, int warp,
+                                           int lane) const {
+    const int own = own_pixel(warp, lane);
+    return {output(block, group, own),
+            p.span == 2 ? nullptr : output(block, group, own + other_pixel())};
   }
 
   // The accumulators of a thread: two pixels, in all columns.
-  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
-                                        int warp, int lane, uint32_t table) const {
-    const int own = own_pixel(warp, lane);
-    Element* const first = output(block, group, own);
+  __device__ __forceinline__ void store(const float (&d)[N / 2], const Target& to, int group,
+                                        int lane, uint32_t table) const {
     if (p.span == 2) {
-      store_runs<2>(d, first, nullptr, table + lane % 4 * 8);
+      store_runs<2>(d, to.first, nullptr, table + lane % 4 * 8);
     } else {
-      store_runs<4>(d, first, output(block, group, own + other_pixel()), table + lane % 4 * 8);
+      store_runs<4>(d, to.first, to.second, table + lane % 4 * 8);
     }
   }
 
@@ -199,6 +207,8 @@ struct Forward {
   __device__ __forceinline__ void store_runs(const float (&d)[N / 2], Element* first,
                                              Element* second, uint32_t table) const {
     constexpr int kSums = 2 * kSpan;  // of two pixels
+    const bool has_first = first, has_second = second;
+    if (!has_first && !has_second) return;
     constexpr int kRuns = N / 2 / kSums, kBatch = kRuns < 8 ? kRuns : 8;
 #pragma unroll
     for (int batch = 0; batch < kRuns; batch += kBatch) {
@@ -207,27 +217,30 @@ struct Forward {
       for (int i = 0; i < kBatch; ++i) ptx::load_shared(run[i], table + (batch + i) * 32);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (run[i].x == kNone) continue;
         const float bias = __uint_as_float(run[i].y);
         const int64_t at = static_cast<int64_t>(run[i].x) * kSpan;
+        const bool there = run[i].x != kNone;
         float v[kSums];
 #pragma unroll
         for (int k = 0; k < kSums; ++k) v[k] = d[(batch + i) * kSums + k] + bias;
         if constexpr (kSpan == 2) {
-          if (first) put(first + at, v[0], v[1], v[2], v[3]);
+          put(first + at, v[0], v[1], v[2], v[3], there);
         } else {
-          if (first) put(first + at, v[0], v[1], v[4], v[5]);
-          if (second) put(second + at, v[2], v[3], v[6], v[7]);
+          put(first + at, v[0], v[1], v[4], v[5], there && has_first);
+          put(second + at, v[2], v[3], v[6], v[7], there && has_second);
         }
       }
     }
   }
 
-  __device__ static __forceinline__ void put(Element* to, float v0, float v1, float v2, float v3) {
+  // Only the store depends on whether there is such an output: branches round everything took
+  // nearly as many instructions again.
+  __device__ static __forceinline__ void put(Element* to, float v0, float v1, float v2, float v3,
+                                             bool there) {
     alignas(16) const Element four[] = {Operand::from_float(v0), Operand::from_float(v1),
                                         Operand::from_float(v2), Operand::from_float(v3)};
     using Vector = VectorOf<4 * sizeof(Element)>;
-    __stcs(reinterpret_cast<Vector*>(to), *reinterpret_cast<const Vector*>(four));
+    if (there) __stcs(reinterpret_cast<Vector*>(to), *reinterpret_cast<const Vector*>(four));
   }
 };
 

@@ -78,19 +78,26 @@ struct ForwardLast {
   __device__ __forceinline__ Element* output(int number) const {
     const int image = p.shape.by_pixels(number), pixel = number - image * pixels_of(p);
     if (image >= p.batch) return nullptr;
-    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row), y = row - z * p.in_h,
-              x = pixel - row * p.in_w;
-    const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
-    const int64_t at = image * out_area(p) + (z * p.step_z * out_h + y * p.step_y) * out_w;
-    return static_cast<Element*>(p.result) + (at + x * p.step_x) * p.out_channels;
+    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row);
+    const uint32_t place = z * p.shape.slice_step + (row - z * p.in_h) * p.shape.row_step +
+                           (pixel - row * p.in_w) * p.step_x;
+    return static_cast<Element*>(p.result) + (image * p.shape.area + place) * p.out_channels;
   }
 
-  // The accumulators of a thread: pixels r and r + 8, in all columns.
-  __device__ __forceinline__ void store(const float (&d)[N / 2], const Block& block, int group,
-                                        int warp, int lane, uint32_t table) const {
+  // Where the outputs of a thread's pixels go: r and r + 8.
+  struct Target {
+    Element *first, *second;
+  };
+  __device__ __forceinline__ Target target(const Block& block, int, int warp, int lane) const {
+    const int own = block.first + 16 * warp + lane / 4;
+    return {output(own), output(own + 8)};
+  }
+
+  // The accumulators of a thread: two pixels, in all columns.
+  __device__ __forceinline__ void store(const float (&d)[N / 2], const Target& to, int group,
+                                        int lane, uint32_t table) const {
     constexpr int kSums = 2 * kEach;  // of two pixels
-    const int own = block.first + 16 * warp + lane / 4, t = lane % 4;
-    Element *const first = output(own), *const second = output(own + 8);
+    const int t = lane % 4;
     const int64_t out_w = static_cast<int64_t>(p.in_w) * p.step_x, out_h = p.in_h * p.step_y;
 #pragma unroll
     for (int run = 0; run < N / (4 * kEach); ++run) {
@@ -104,8 +111,8 @@ struct ForwardLast {
       for (int k = 0; k < kEach / 4; ++k) ptx::load_shared(bias[k], table + (inside + 4 * k) * 4);
       if (column >= columns_of(p)) continue;
       const float* sums = d + run * kSums;
-      if (first) put(first + at, sums, bias);
-      if (second) put(second + at, sums + 2, bias);
+      if (to.first) put(to.first + at, sums, bias);
+      if (to.second) put(to.second + at, sums + 2, bias);
     }
   }
 

@@ -52,6 +52,9 @@ inline PatchShape shape_of(const PatchParams& p) {
   while (1 << s.rest_shift < p.rest_pixels) ++s.rest_shift;
   const int part = kRowBytes / (p.operand == 0 ? 4 : 2) / 2;  // pixels
   s.row_parts = (p.in_w + part - 1) / part;
+  s.area = out_area(p);
+  s.row_step = static_cast<uint32_t>(p.in_w) * p.step_x * p.step_y;
+  s.slice_step = s.row_step * p.in_h * p.step_z;
   const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
   s.by_groups = by(s.groups);
   s.by_each = by(s.each);

@@ -30,11 +30,13 @@ namespace upconv {
 
 // What follows from the fields, computed once: the kernel would divide for each unit of work.
 struct PatchShape {
-  int groups;      // of columns
-  int each;        // whole blocks of an image
-  int runs;        // of `span` outputs, of a pixel in one channel
-  int rest_shift;  // rest_pixels is 1 << rest_shift
-  int row_parts;   // of a row of grad_output
+  int groups;                     // of columns
+  int each;                       // whole blocks of an image
+  int runs;                       // of `span` outputs, of a pixel in one channel
+  int rest_shift;                 // rest_pixels is 1 << rest_shift
+  int row_parts;                  // of a row of grad_output
+  int64_t area;                   // of a channel of y
+  uint32_t row_step, slice_step;  // in it, from the first output of a row of pixels to the next
   Divider by_groups, by_each, by_runs, by_row_runs, by_row_parts, by_rows, by_pixels;
   Divider by_in_w, by_in_h, by_in_d, by_step_y, by_step_x, by_out_channels;
 };
