@@ -141,6 +141,17 @@ def test_errors_are_no_larger_than_pytorchs(size: tuple[int, ...], dtype: torch.
     assert ours <= 1.05 * distance(F.conv_transpose2d(x, w, b, *GAN), expected)
 
 
+@pytest.mark.parametrize("dtype", LIMIT, ids=str)
+def test_a_weight_that_begins_between_two_vectors(dtype: torch.dtype) -> None:
+    """Packing reads the four taps of a row at once."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 32, 8, 8, device="cuda").to(dtype)
+    w = torch.randn(32 * 48 * 16 + 1, device="cuda").to(dtype)[1:].view(32, 48, 4, 4)
+    expected = F.conv_transpose2d(x.double(), w.double(), None, *GAN)
+    with torch.no_grad(), ops.forced(sm90_phases.KERNEL):
+        assert distance(upconv.conv_transpose2d(x, w, None, *GAN), expected) <= LIMIT[dtype]
+
+
 def test_a_training_step_of_a_generators_layer() -> None:
     torch.manual_seed(0)
     x = torch.randn(128, 512, 8, 8, device="cuda")

@@ -51,6 +51,7 @@ REFUSED = {
     "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 8 pixels, not 12"),
     "patch": (layer((8, 32), 4), "2 wide, not 4"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
+    "weights": (layer((8, 32), in_channels=2**15, out_channels=2**14), "its 32-bit sizes"),
 }
 
 
@@ -155,10 +156,17 @@ def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
         check(library, tiling, LAYERS[name])
 
 
+def test_teams_share_many_workers(library: ctypes.CDLL) -> None:
+    """Whose sums one team of threads would add up alone were they fewer."""
+    problem = layer((20, 32), batch=1)
+    for tiling in tilings(problem):
+        check(library, replace(tiling, workers=19), problem)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills_in_the_main_loop(tmp_path: Path) -> None:
     """ptxas counts spills of the whole kernel; the few bytes allowed lie around the loop."""
     spills = spilled_bytes(CUDA / "sm90_wgrad_patch.cu", tmp_path)
-    assert len(spills) == len(OPERANDS) * (len(sm90_patch_wgrad.TILES) + 1)
+    assert len(spills) == len(OPERANDS) * (len(sm90_patch_wgrad.TILES) + 2)  # and those that add up
     assert max(spills) <= 32

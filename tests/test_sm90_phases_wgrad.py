@@ -64,6 +64,7 @@ REFUSED = {
     "odd outputs": (layer((8, 32), 3, output_padding=0), "rows of grad_output"),
     "groups": (layer((8, 32), groups=2), "one group"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
+    "weights": (layer((8, 32), in_channels=2**13, out_channels=2**12), "its 32-bit sizes"),
 }
 
 
@@ -194,10 +195,18 @@ def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
         check(library, tiling, LAYERS[name])
 
 
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_teams_share_many_workers(library: ctypes.CDLL, kernel: int) -> None:
+    """Whose sums one team of threads would add up alone were they fewer."""
+    problem = layer((20, 32), kernel, batch=1, in_channels=8)
+    for tiling in tilings(problem):
+        check(library, replace(tiling, workers=19), problem)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
     forms = len(sm90_phases_wgrad.TWO) + len(sm90_phases_wgrad.WIDE)
-    assert len(spills) == len(OPERANDS) * (forms + 1)  # and the one that adds up
+    assert len(spills) == len(OPERANDS) * (forms + 2)  # and those that add up
     assert max(spills) == 0

@@ -27,7 +27,8 @@ def run(
     """Weight's and bias's gradient, flat; what no store reached is NaN."""
     operand = record[0]
     tensors = [sm90_on_cpu.aligned(sm90_on_cpu.to_bits(each, operand)) for each in (x, gy)]
-    gw, gb = (sm90_on_cpu.to_bits(np.full(n, np.nan), operand) for n in (size, gy.shape[1]))
+    empty = (np.full(n, np.nan) for n in (size, gy.shape[1]))
+    gw, gb = (sm90_on_cpu.aligned(sm90_on_cpu.to_bits(each, operand)) for each in empty)
     arguments: list[object] = []
     for tensor in tensors:
         arguments += [ctypes.c_void_p(tensor.ctypes.data), ctypes.c_int64(tensor.nbytes)]

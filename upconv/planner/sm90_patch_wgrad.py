@@ -15,7 +15,7 @@ from math import prod
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90_cost import CLOCK_MHZ
-from .sm90_patch import BOX_BYTES, CONSUMERS
+from .sm90_patch import BOX_BYTES, CONSUMERS, INT
 from .sm90_patch import refusal as patch_refusal
 from .sm90_tiling import OPERANDS
 from .sm90_wgrad import flat
@@ -104,6 +104,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     reason = patch_refusal(problem, hardware)
     if reason:
         return reason
+    if problem.in_channels * problem.out_channels * prod(problem.kernel) >= INT:
+        return "weights beyond its 32-bit sizes"
     vector = 16 // problem.element_bytes
     if problem.in_size[-1] % vector:
         return f"needs rows of a multiple of {vector} pixels, not {problem.in_size[-1]}"

@@ -160,7 +160,7 @@ class Tiling:
 
     @property
     def weight_pieces(self) -> int:
-        """Of 16 bytes, that the packed weights of a channel have: one thread block packs each."""
+        """Of 16 bytes, that the packed weights of a channel have."""
         k = depth(self.problem) * box_k(self.problem) * self.problem.kernel[2]
         return self.row_phases * prod(self.most_taps) * k // PIECE_BYTES
 

@@ -108,6 +108,15 @@ bool capturing(cudaStream_t stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
+// Dense in the layout that the plan reads, on the boundary that the kernel's vector loads need.
+Tensor readable(const Tensor& tensor, at::MemoryFormat format, int alignment) {
+  Tensor dense = tensor.contiguous(format);
+  if (reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % alignment != 0) {
+    dense = dense.clone(format);
+  }
+  return dense;
+}
+
 // The packed weight: from the table, or by one small kernel. While a CUDA graph is captured the
 // packing is part of the graph, which then never reads memory that the table may give up.
 Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const CudaKernel& kernel,
@@ -117,7 +126,7 @@ Tensor packed_weight(const Tensor& weight, const PlanPointer& plan, const CudaKe
   if (frozen) {
     if (Tensor found = packed_weights().find(weight, plan, stream); found.defined()) return found;
   }
-  const Tensor dense = weight.contiguous();
+  const Tensor dense = readable(weight, at::MemoryFormat::Contiguous, kernel.alignment);
   Tensor packed = empty_cuda({kernel.packed_bytes(plan->prepared.get())}, at::kByte,
                              weight.device(), at::MemoryFormat::Contiguous);
   check(
@@ -145,15 +154,6 @@ int multiprocessors(int device) {
   int count = 0;
   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
   return count;
-}
-
-// Dense in the layout that the plan reads, on the boundary that the kernel's vector loads need.
-Tensor readable(const Tensor& tensor, at::MemoryFormat format, int alignment) {
-  Tensor dense = tensor.contiguous(format);
-  if (reinterpret_cast<uintptr_t>(dense.const_data_ptr()) % alignment != 0) {
-    dense = dense.clone(format);
-  }
-  return dense;
 }
 
 template <int N>

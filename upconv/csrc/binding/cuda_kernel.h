@@ -82,7 +82,7 @@ struct CudaKernel {
 
   KernelId id;
   const char* name;  // in error messages
-  int alignment;     // bytes: of the input's first element
+  int alignment;     // bytes: of the first element of what it reads
   Prepared (*read)(const CallSizes&, const std::vector<int64_t>& record);
   // Both null for a kernel that reads the weight as PyTorch keeps it.
   int64_t (*packed_bytes)(const void* plan);

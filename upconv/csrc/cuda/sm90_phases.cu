@@ -6,6 +6,7 @@
 
 #include "operands.h"
 #include "sm90_phases_launch.h"
+#include "sm90_phases_pack.cuh"
 #include "tensor_map.h"
 
 namespace upconv {
@@ -74,10 +75,9 @@ template <typename Way>
 cudaError_t launch_pack(const PhasesParams& p, const void* weight, void* packed,
                         cudaStream_t stream) {
   auto kernel = sm90_phases_pack<Way>;
-  constexpr int kPackThreads = 64, kNoBytes = 0;
-  const dim3 grid(static_cast<unsigned>(piece_count(p) / p.kernel_x),
-                  divided(p.shape.groups * p.tile_n, kPackThreads));
-  kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
+  const int bytes = Packer<Way>::bytes(p), steps = p.shape.depth * Way::kSteps;
+  const dim3 grid(p.shape.groups * steps * p.shape.pack_parts, p.tile_n / kPackColumns);
+  kernel<<<grid, kPackThreads, bytes, stream>>>(
       p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));
   return cudaGetLastError();
 }
@@ -128,7 +128,8 @@ bool read_phases_plan(const int64_t* record, int64_t length, PhasesParams* plan)
   const bool fits = at == length && plan->weight_stages <= rings::kMaxStages &&
                     plan->box_stages <= rings::kMaxStages && plan->tile_n > 0 && plan->blocks > 0 &&
                     octets > 0 && octets <= 8 * plan->blocks && (octets & (octets - 1)) == 0 &&
-                    plan->stride_z > 0 && plan->stride_y > 0 &&
+                    plan->stride_z > 0 && plan->stride_y > 0 && plan->kernel_z > 0 &&
+                    plan->kernel_y > 0 &&
                     // Flat, outputs are of as many pixels in a row as the input has.
                     (!plan->flat || (!plan->backward && (plan->out_w + 1) / 2 == plan->in_w));
   if (fits) plan->shape = phases::shape_of(*plan);

@@ -247,49 +247,4 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// --- Packing ---------------------------------------------------------------------------------
-
-// [group of columns][phase of the rows][stage][tap of the rows][step][product][half][column][16
-// bytes]
-template <typename Way>
-__global__ void sm90_phases_pack(const __grid_constant__ PhasesParams p,
-                                 const typename Way::Element* __restrict__ weight,
-                                 uint4* __restrict__ packed) {
-  using Element = typename Way::Element;
-  using Operand = typename Way::Operand;
-  constexpr int kEach = 16 / static_cast<int>(sizeof(Element));
-  const int column = threadIdx.x + blockIdx.y * blockDim.x;
-  if (column >= p.shape.groups * p.tile_n) return;
-  const int taps = p.shape.most_z * p.shape.most_y;
-  int rest = blockIdx.x;
-  const auto take = [&rest](int count) {
-    const int number = rest % count;
-    rest /= count;
-    return number;
-  };
-  const int half = take(2), above = rest, step = take(Way::kSteps);
-  const int tap = take(taps), stage = take(p.shape.depth);
-  // The taps of a row lie side by side: together, lest each be read from memory by itself.
-  alignas(16) Element piece[Way::kTaps][kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t at = Way::weight_at(p, rest, stage, tap, step, half, column, i);
-#pragma unroll
-    for (int product = 0; product < Way::kTaps; ++product) {
-      Element& to = piece[product][i];
-      to = at < 0 ? Operand::from_float(0.f) : weight[at + Way::tap_of(product)];
-      if constexpr (sizeof(Element) == 4) {
-        to = __uint_as_float(Operand::prepare(__float_as_uint(to)));
-      }
-    }
-  }
-  const int group = column / p.tile_n;
-  const int64_t first = static_cast<int64_t>(group) * gridDim.x / 2 + above;
-#pragma unroll
-  for (int product = 0; product < Way::kTaps; ++product) {
-    packed[((first * Way::kTaps + product) * 2 + half) * p.tile_n + column - group * p.tile_n] =
-        *reinterpret_cast<const uint4*>(piece[product]);
-  }
-}
-
 }  // namespace upconv::phases

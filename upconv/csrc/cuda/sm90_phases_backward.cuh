@@ -92,15 +92,11 @@ struct Backward {
     }
   }
 
-  // Of number `i` of 16 bytes of a column, the number of the first weight in the row of taps;
-  // negative for none.
-  __device__ static __forceinline__ int64_t weight_at(const PhasesParams& p, int, int stage,
-                                                      int tap, int step, int half, int column,
-                                                      int i) {
-    const int channel = stage * kChannels + step * kStepChannels + channel_of<Element>(p, half, i);
-    if (channel >= p.out_channels || column >= p.in_channels) return -1;
-    const int64_t pair = static_cast<int64_t>(column) * p.out_channels + channel;
-    return (pair * p.kernel_z * p.kernel_y + tap) * kTaps;
+  // --- Packing ---
+
+  static constexpr bool kInColumns = true;  // columns are channels of the layer's input
+  __device__ static __forceinline__ PackedRow packed_row(const PhasesParams&, int row) {
+    return {0, row};
   }
 
   // --- Stores ---

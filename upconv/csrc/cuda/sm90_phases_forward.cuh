@@ -119,17 +119,15 @@ struct Forward {
     }
   }
 
-  // Of number `i` of 16 bytes of a column, the number of the first weight in the row of taps;
-  // negative for none.
-  __device__ static __forceinline__ int64_t weight_at(const PhasesParams& p, int phase, int stage,
-                                                      int tap, int step, int half, int column,
-                                                      int i) {
-    const Rows taps = taps_of(p, phase), first = first_row_tap(p, phase);
-    const int channel = stage * kChannels + step * kStepChannels + channel_of<Element>(p, half, i);
-    if (tap >= taps.z * taps.y || channel >= p.in_channels || column >= p.out_channels) return -1;
-    const int z = first.z + tap / taps.y * p.stride_z, y = first.y + tap % taps.y * p.stride_y;
-    const int64_t pair = static_cast<int64_t>(channel) * p.out_channels + column;
-    return ((pair * p.kernel_z + z) * p.kernel_y + y) * kTaps;
+  // --- Packing ---
+
+  static constexpr bool kInColumns = false;  // columns are channels of the layer's output
+  __device__ static __forceinline__ PackedRow packed_row(const PhasesParams& p, int row) {
+    const PhasesShape& s = p.shape;
+    const int z = s.by_kernel_y(row), y = row - z * p.kernel_y;
+    const int phase = phase_of(z, p.pad_z, p.stride_z, s.by_stride_z) * p.stride_y +
+                      phase_of(y, p.pad_y, p.stride_y, s.by_stride_y);
+    return {phase, s.by_stride_z(z) * taps_of(p, phase).y + s.by_stride_y(y)};
   }
 
   // --- Stores ---

@@ -18,6 +18,7 @@ constexpr int kOctet = 8;        // pixels that always lie side by side
 constexpr int kStepBytes = 32;   // of K in one product
 constexpr int kPieceBytes = 16;  // TMA begins with whole ones
 constexpr int kMaxColumns = 256;
+constexpr int kMostPackRows = 9;  // of taps that a block packs: 3 x 3, in 37 KB of shared memory
 constexpr int kTableBytes = kMaxColumns * 4;  // of a consumer: the bias of its channels
 constexpr int kHeaderBytes = kBarrierBytes + kConsumers * kTableBytes;
 
@@ -90,6 +91,12 @@ inline PhasesShape shape_of(const PhasesParams& p) {
   s.depth = divided(p.backward ? p.out_channels : p.in_channels, box_channels(p));
   s.most_z = p.backward ? p.kernel_z : divided(p.kernel_z, p.stride_z);
   s.most_y = p.backward ? p.kernel_y : divided(p.kernel_y, p.stride_y);
+  const int tap_rows = p.kernel_z * p.kernel_y;
+  s.pack_rows = divided(tap_rows, divided(tap_rows, kMostPackRows));
+  s.pack_parts = divided(tap_rows, s.pack_rows);
+  s.by_pack_rows = Divider(s.pack_rows);
+  s.by_pack_parts = Divider(s.pack_parts);
+  s.by_kernel_y = Divider(p.kernel_y);
   s.by_block_w = Divider(s.block_w);
   s.by_wide = Divider(s.wide);
   s.by_high = Divider(s.high);
@@ -152,6 +159,16 @@ __device__ __forceinline__ Rows taps_of(const PhasesParams& p, int phase) {
   return {s.by_stride_z(max(0, p.kernel_z - first.z) + p.stride_z - 1),
           s.by_stride_y(max(0, p.kernel_y - first.y) + p.stride_y - 1)};
 }
+
+// The other way round: the phase that has a tap.
+__device__ __forceinline__ int phase_of(int tap, int pad, int stride, const Divider& by_stride) {
+  const int ahead = tap + (by_stride(pad) + 1) * stride - pad;
+  return ahead - by_stride(ahead) * stride;
+}
+// Where the packed weights have a row of taps.
+struct PackedRow {
+  int phase, tap;
+};
 
 // --- Shared memory ---------------------------------------------------------------------------
 

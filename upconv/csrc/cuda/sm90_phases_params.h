@@ -44,8 +44,10 @@ struct PhasesShape {
   int block_w, block_h;  // a consumer's pixels
   int wide, high, deep;  // blocks of a slice, slices of an image
   int blocks, groups, row_phases, units, depth;
-  int most_z, most_y;  // taps of the rows
+  int most_z, most_y;         // taps of the rows
+  int pack_rows, pack_parts;  // rows of taps that a block packs, and how many such parts there are
   Divider by_block_w, by_wide, by_high, by_deep, by_groups, by_row_phases, by_stride_z, by_stride_y;
+  Divider by_pack_rows, by_pack_parts, by_kernel_y;
   Divider by_width;  // of the input
   Divider by_apart;  // pairs of blocks from one unit of a thread block to its next
 };

@@ -17,7 +17,6 @@ namespace patch {
 template <typename Operand, int N>
 cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_wgrad_patch<Operand, N>;
-  auto add = sm90_wgrad_patch_add<Operand>;
   const int bytes = shared_bytes(p), units = unit_count(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -36,10 +35,13 @@ cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cu
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, exact, x);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  const int threads = kTeamThreads * teams_of(p.workers),
-            shared = threads * static_cast<int>(sizeof(double));
-  const unsigned all = static_cast<unsigned>(add_blocks(p)) + (p.sums ? p.out_channels : 0);
-  add<<<all, threads, shared, stream>>>(p);
+  const int teams = teams_of(p.workers);
+  const int rows = p.in_channels * p.out_channels * p.shape.rows;
+  const int all = add_blocks(rows, teams) + (p.sums ? p.out_channels : 0);
+  constexpr int kShared = kAddThreads * sizeof(double);
+  auto add =
+      teams > 1 ? sm90_wgrad_patch_add<Operand, kMostTeams> : sm90_wgrad_patch_add<Operand, 1>;
+  add<<<all, kAddThreads, kShared, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -60,8 +62,11 @@ bool read_patch_wgrad_plan(const int64_t* record, int64_t length, PatchWgradPara
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_PATCH_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  return at == length && plan->tile_n > 0 && plan->workers > 0 &&
-         plan->input_stages <= patch::kMaxStages && plan->box_stages <= patch::kMaxStages;
+  const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 &&
+                    plan->input_stages <= patch::kMaxStages &&
+                    plan->box_stages <= patch::kMaxStages && patch::job_count(*plan) > 0;
+  if (fits) plan->shape = patch::shape_of(*plan);
+  return fits;
 }
 
 int64_t patch_wgrad_workspace_bytes(const PatchWgradParams& plan) {

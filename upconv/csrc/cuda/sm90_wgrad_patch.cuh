@@ -354,66 +354,70 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Adding up -------------------------------------------------------------------------------
 
-__host__ __device__ inline int64_t add_blocks(const PatchWgradParams& p) {
-  const int64_t pairs = static_cast<int64_t>(p.in_channels) * p.out_channels * patch_rows(p);
-  return (pairs + kTeamThreads - 1) / kTeamThreads;
+inline PatchWgradShape shape_of(const PatchWgradParams& p) {
+  PatchWgradShape s;
+  s.rows = patch_rows(p);
+  s.pairs = job_pairs(p);
+  s.shares = unit_count(p) / s.pairs;
+  s.worker_step = job_count(p) * (unit_sums(p) / kRowTaps);
+  s.by_rows = Divider(s.rows);
+  s.by_out_channels = Divider(p.out_channels);
+  s.by_tile_n = Divider(p.tile_n);
+  return s;
 }
 
 // Two taps of a row of the patch, of all workers.
-template <typename Operand>
-__device__ __forceinline__ void add_taps(const PatchWgradParams& p, float2* shared) {
+template <typename Operand, int kTeams>
+__device__ __forceinline__ void add_taps(const PatchWgradParams& p, int share, float2* shared) {
   using Element = typename Operand::Element;
-  const int64_t number =
-      static_cast<int64_t>(blockIdx.x) * kTeamThreads + threadIdx.x % kTeamThreads;
-  const int rows = patch_rows(p), row = static_cast<int>(number % rows);
-  const int64_t pair = number / rows;
-  const int in = static_cast<int>(pair / p.out_channels);
-  const int out = static_cast<int>(pair - static_cast<int64_t>(in) * p.out_channels);
+  const PatchWgradShape& s = p.shape;
+  const int number = own_taps<kTeams>(share);
+  const int pair = s.by_rows(number), row = number - pair * s.rows;
+  const int in = s.by_out_channels(pair), out = pair - in * p.out_channels;
+  const int in_block = s.by_tile_n(in), block = out / kGradRows * s.rows + row;
   const bool there = in < p.in_channels;
-  const int block = out / kGradRows * rows + row;
-  const int64_t job = static_cast<int64_t>(in / p.tile_n) * job_pairs(p) + block / kConsumers;
-  const int64_t at =
-      (static_cast<int64_t>(block % kConsumers) * p.tile_n + in % p.tile_n) * kGradRows +
-      out % kGradRows;
-  const float2* from = reinterpret_cast<const float2*>(p.workspace + job * unit_sums(p)) + at;
-  const int64_t step = job_count(p) * (unit_sums(p) / 2);
-  const float2 sum = add_workers(from, step, there ? p.workers : 0, shared);
-  if (threadIdx.x >= kTeamThreads || !there) return;
+  const int64_t job = static_cast<int64_t>(in_block) * s.pairs + block / kConsumers;
+  const int64_t column =
+      (job * kConsumers + block % kConsumers) * p.tile_n + in - in_block * p.tile_n;
+  const float2* from =
+      reinterpret_cast<const float2*>(p.workspace) + column * kGradRows + out % kGradRows;
+  const float2 sum = add_workers<kTeams>(from, s.worker_step, there ? p.workers : 0, shared);
+  if (threadIdx.x >= kAddThreads / kTeams || !there) return;
   alignas(8) const Element two[] = {Operand::from_float(sum.x), Operand::from_float(sum.y)};
-  using Vector = VectorOf<2 * sizeof(Element)>;
+  using Vector = VectorOf<sizeof(two)>;
   static_cast<Vector*>(p.gw)[number] = *reinterpret_cast<const Vector*>(two);
 }
 
 // The bias's gradient of a channel: all rows of the patch, workers, blocks of x's channels, and the
 // four threads of a row.
-template <typename Operand>
+template <typename Operand, int kTeams>
 __device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel, double* shared) {
-  const int rows = patch_rows(p), inside = channel % kGradRows;
-  const int thread = inside / 16 * 32 + row_of(inside % 8) * 4;
+  constexpr int kThreads = kBiasThreads<kTeams>;
+  const PatchWgradShape& s = p.shape;
+  const int inside = channel % kGradRows, thread = inside / 16 * 32 + row_of(inside % 8) * 4;
+  const int all = threadIdx.x < kThreads ? s.rows * s.shares * 4 : 0;
   double sum = 0.;
-  for (int i = threadIdx.x; i < rows * (unit_count(p) / job_pairs(p)) * 4; i += blockDim.x) {
-    const int row = i / 4 % rows, share = i / 4 / rows;  // of workers and blocks of x's channels
-    const int block = channel / kGradRows * rows + row;
-    const int64_t unit = static_cast<int64_t>(share) * job_pairs(p) + block / kConsumers;
+  for (int i = threadIdx.x; i < all; i += kThreads) {
+    const int share = s.by_rows(i / 4), row = i / 4 - share * s.rows;
+    const int block = channel / kGradRows * s.rows + row;
+    const int64_t unit = static_cast<int64_t>(share) * s.pairs + block / kConsumers;
     const int64_t at = (unit * kConsumers + block % kConsumers) * 128 + thread + i % 4;
     sum += bias_at(p)[at * 2 + inside / 8 % 2];
   }
-  sum = add_block(sum, shared);
+  sum = add_block<kThreads>(sum, shared);
   if (threadIdx.x > 0) return;
   static_cast<typename Operand::Element*>(p.gb)[channel] =
       Operand::from_float(static_cast<float>(sum));
 }
 
-template <typename Operand>
-__global__ void __launch_bounds__(kTeamThreads* kMostTeams)
+template <typename Operand, int kTeams>
+__global__ void __launch_bounds__(kAddThreads, kAddBlocks<kTeams>)
     sm90_wgrad_patch_add(const __grid_constant__ PatchWgradParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const int64_t weights = add_blocks(p);
-  if (blockIdx.x >= weights) {
-    const int channel = static_cast<int>(blockIdx.x - weights);
-    return add_bias<Operand>(p, channel, reinterpret_cast<double*>(memory));
-  }
-  add_taps<Operand>(p, reinterpret_cast<float2*>(memory));
+  const int block = blockIdx.x, channels = p.sums ? p.out_channels : 0;
+  if (block < channels)
+    return add_bias<Operand, kTeams>(p, block, reinterpret_cast<double*>(memory));
+  add_taps<Operand, kTeams>(p, block - channels, reinterpret_cast<float2*>(memory));
 }
 
 }  // namespace upconv::patch

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 #define UPCONV_PATCH_WGRAD_FIELDS(X)                            \
@@ -23,10 +25,20 @@ namespace upconv {
   X(step_z) /* the patch: kernel and stride; it is 2 wide */    \
   X(step_y)
 
+// What follows from the fields, computed once: whoever adds up would take longer to divide than to
+// read.
+struct PatchWgradShape {
+  int rows, pairs;      // of the patch; of its rows and blocks of gy's channels, in a job
+  int shares;           // workers and blocks of x's channels
+  int64_t worker_step;  // pairs of taps in the workspace from one worker to the next
+  Divider by_rows, by_out_channels, by_tile_n;
+};
+
 struct PatchWgradParams {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_PATCH_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  PatchWgradShape shape;
   const void* x;
   const void* gy;
   void* gw;

@@ -59,10 +59,13 @@ cudaError_t launch_way(const PhasesWgradParams& p, const CUtensorMap& gy, int mu
   kernel<<<blocks, kThreads, bytes, stream>>>(p, x, gy);
   error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  const int threads = kTeamThreads * teams_of(p.workers);
-  const int shared = threads * static_cast<int>(sizeof(float4));
-  const unsigned all = static_cast<unsigned>(add_blocks(p)) + (p.sums ? p.out_channels : 0);
-  sm90_wgrad_phases_add<Operand><<<all, threads, shared, stream>>>(p);
+  const int teams = teams_of(p.workers);
+  const int quads = p.in_channels * p.out_channels * p.shape.rows * p.shape.quads;
+  const int all = add_blocks(quads, teams) + (p.sums ? p.out_channels : 0);
+  constexpr int kShared = kAddThreads * sizeof(float4);
+  auto add =
+      teams > 1 ? sm90_wgrad_phases_add<Operand, kMostTeams> : sm90_wgrad_phases_add<Operand, 1>;
+  add<<<all, kAddThreads, kShared, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -110,8 +113,12 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  return at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
-         plan->job_quads > 0 && plan->stages > 1 && plan->stages <= wgrad_phases::kMaxStages;
+  const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
+                    plan->job_quads > 0 && plan->stages > 1 &&
+                    plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
+                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0;
+  if (fits) plan->shape = wgrad_phases::shape_of(*plan);
+  return fits;
 }
 
 int64_t phases_wgrad_workspace_bytes(const PhasesWgradParams& plan) {

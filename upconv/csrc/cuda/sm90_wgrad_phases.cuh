@@ -144,70 +144,72 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Adding up -------------------------------------------------------------------------------
 
-__host__ __device__ inline int64_t add_blocks(const PhasesWgradParams& p) {
-  const int64_t rows = static_cast<int64_t>(p.in_channels) * p.out_channels * tap_rows(p);
-  return (rows * windows(p) * p.job_quads + kTeamThreads - 1) / kTeamThreads;
-}
-
-// A quad of a row of taps, of all workers.
-template <typename Operand>
-__device__ __forceinline__ void add_taps(const PhasesWgradParams& p, float4* shared) {
-  const int64_t number =
-      static_cast<int64_t>(blockIdx.x) * kTeamThreads + threadIdx.x % kTeamThreads;
-  const int quads = windows(p) * p.job_quads;
-  const int64_t line = number / quads, pair = line / tap_rows(p);
-  const int quad = static_cast<int>(number - line * quads);
-  const int row = static_cast<int>(line - pair * tap_rows(p));
-  const int in = static_cast<int>(pair / p.out_channels);
-  const int out = static_cast<int>(pair - static_cast<int64_t>(in) * p.out_channels);
+// A quad of a row of taps, of all workers. Threads go through the weight as it lies in memory: of
+// the workspace, too, they read whole sectors, some channels of gy side by side.
+template <typename Operand, int kTeams>
+__device__ __forceinline__ void add_taps(const PhasesWgradParams& p, int block, float4* shared) {
+  using Element = typename Operand::Element;
+  const PhasesWgradShape& s = p.shape;
+  const int number = own_taps<kTeams>(block);
+  const int line = s.by_quads(number), quad = number - line * s.quads;
+  const int pair = s.by_rows(line), row = line - pair * s.rows;
+  const int in = s.by_out_channels(pair), out = pair - in * p.out_channels;
+  const int in_block = s.by_tile_n(in), out_block = s.by_block_channels(out);
+  const int window = s.by_job_quads(quad);
   const bool there = in < p.in_channels;
-  const int64_t blocks =
-      static_cast<int64_t>(in / p.tile_n) * gradient_blocks(p) + out / block_channels(p);
-  const int64_t job = (blocks * windows(p) + quad / p.job_quads) * tap_rows(p) + row;
-  const int64_t unit = unit_sums(p) / kTaps;
-  const float4* from = reinterpret_cast<const float4*>(p.workspace) + job * unit +
-                       in % p.tile_n * kGradRows + out % block_channels(p) * p.job_quads +
-                       quad % p.job_quads;
-  const float4 sum = add_workers(from, job_count(p) * unit, there ? p.workers : 0, shared);
-  if (threadIdx.x >= kTeamThreads || !there) return;
-  const float taps[] = {sum.x, sum.y, sum.z, sum.w};
-  auto* to = static_cast<typename Operand::Element*>(p.gw) + line * p.kernel_x + quad * kTaps;
-  for (int k = 0; k < kTaps && quad * kTaps + k < p.kernel_x; ++k)
-    to[k] = Operand::from_float(taps[k]);
+  const int blocks = in_block * s.gradient_blocks + out_block;
+  const int job = (blocks * s.windows + window) * s.rows + row;
+  const int slot = (out - out_block * s.block_channels) * p.job_quads + quad - window * p.job_quads;
+  const int64_t column = static_cast<int64_t>(job) * p.tile_n + in - in_block * p.tile_n;
+  const float4* from = reinterpret_cast<const float4*>(p.workspace) + column * kGradRows + slot;
+  const float4 sum = add_workers<kTeams>(from, s.worker_step, there ? p.workers : 0, shared);
+  if (threadIdx.x >= kAddThreads / kTeams || !there) return;
+  alignas(16) const Element taps[] = {Operand::from_float(sum.x), Operand::from_float(sum.y),
+                                      Operand::from_float(sum.z), Operand::from_float(sum.w)};
+  if (p.kernel_x % kTaps == 0) {
+    using Vector = VectorOf<sizeof(taps)>;
+    static_cast<Vector*>(p.gw)[number] = *reinterpret_cast<const Vector*>(taps);
+    return;
+  }
+  constexpr int kThree = kTaps - 1;
+  Element* to = static_cast<Element*>(p.gw) + number * kThree;
+#pragma unroll
+  for (int k = 0; k < kThree; ++k) to[k] = taps[k];
 }
 
 // The bias's gradient of a channel: all workers, blocks of x's channels, rows of taps that add, and
 // the four threads of a channel.
-template <typename Operand>
+template <typename Operand, int kTeams>
 __device__ __forceinline__ void add_bias(const PhasesWgradParams& p, int channel, double* shared) {
-  const int rows = p.stride_z * p.stride_y,
-            thread = Two<Operand, 1>::thread_of(channel % kGradRows);
+  constexpr int kThreads = kBiasThreads<kTeams>;
+  const PhasesWgradShape& s = p.shape;
+  const int thread = Two<Operand, 1>::thread_of(channel % kGradRows);
+  const int all = threadIdx.x < kThreads ? p.workers * s.input_blocks * s.bias_rows * 4 : 0;
   double sum = 0.;
-  for (int i = threadIdx.x; i < p.workers * input_blocks(p) * rows * 4; i += blockDim.x) {
-    const int row = i / 4 % rows, share = i / 4 / rows;
-    const int worker = share / input_blocks(p), in = share - worker * input_blocks(p);
-    const int tap_row = (p.pad_z + row / p.stride_y) * p.kernel_y + p.pad_y + row % p.stride_y;
-    const int64_t blocks = static_cast<int64_t>(in) * gradient_blocks(p) + channel / kGradRows;
-    const int64_t unit =
-        static_cast<int64_t>(worker) * job_count(p) + blocks * tap_rows(p) + tap_row;
+  for (int i = threadIdx.x; i < all; i += kThreads) {
+    const int share = s.by_bias_rows(i / 4), row = i / 4 - share * s.bias_rows;
+    const int worker = s.by_input_blocks(share), in = share - worker * s.input_blocks;
+    const int z = s.by_stride_y(row), y = row - z * p.stride_y;
+    const int tap_row = (p.pad_z + z) * p.kernel_y + p.pad_y + y;
+    const int blocks = in * s.gradient_blocks + channel / kGradRows;
+    const int64_t unit = static_cast<int64_t>(worker) * s.jobs + blocks * s.rows + tap_row;
     sum += bias_at(p)[unit * kSumThreads + thread + i % 4];
   }
-  sum = add_block(sum, shared);
+  sum = add_block<kThreads>(sum, shared);
   if (threadIdx.x > 0) return;
   static_cast<typename Operand::Element*>(p.gb)[channel] =
       Operand::from_float(static_cast<float>(sum));
 }
 
-template <typename Operand>
-__global__ void __launch_bounds__(kTeamThreads* kMostTeams)
+// The blocks of the bias first: theirs are the longer ways.
+template <typename Operand, int kTeams>
+__global__ void __launch_bounds__(kAddThreads, kAddBlocks<kTeams>)
     sm90_wgrad_phases_add(const __grid_constant__ PhasesWgradParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const int64_t weights = add_blocks(p);
-  if (blockIdx.x >= weights) {
-    const int channel = static_cast<int>(blockIdx.x - weights);
-    return add_bias<Operand>(p, channel, reinterpret_cast<double*>(memory));
-  }
-  add_taps<Operand>(p, reinterpret_cast<float4*>(memory));
+  const int block = blockIdx.x, channels = p.sums ? p.out_channels : 0;
+  if (block < channels)
+    return add_bias<Operand, kTeams>(p, block, reinterpret_cast<double*>(memory));
+  add_taps<Operand, kTeams>(p, block - channels, reinterpret_cast<float4*>(memory));
 }
 
 }  // namespace upconv::wgrad_phases

@@ -64,6 +64,28 @@ __host__ __device__ inline int job_count(const PhasesWgradParams& p) {
 __host__ __device__ inline int unit_count(const PhasesWgradParams& p) {
   return job_count(p) * p.workers;
 }
+inline PhasesWgradShape shape_of(const PhasesWgradParams& p) {
+  PhasesWgradShape s;
+  s.rows = tap_rows(p);
+  s.windows = windows(p);
+  s.quads = s.windows * p.job_quads;
+  s.block_channels = block_channels(p);
+  s.gradient_blocks = gradient_blocks(p);
+  s.input_blocks = input_blocks(p);
+  s.jobs = job_count(p);
+  s.bias_rows = p.stride_z * p.stride_y;
+  s.worker_step = static_cast<int64_t>(s.jobs) * p.tile_n * kGradRows;
+  s.by_rows = Divider(s.rows);
+  s.by_quads = Divider(s.quads);
+  s.by_job_quads = Divider(p.job_quads);
+  s.by_out_channels = Divider(p.out_channels);
+  s.by_block_channels = Divider(s.block_channels);
+  s.by_tile_n = Divider(p.tile_n);
+  s.by_bias_rows = Divider(s.bias_rows);
+  s.by_stride_y = Divider(p.stride_y);
+  s.by_input_blocks = Divider(s.input_blocks);
+  return s;
+}
 template <typename Operand>
 __host__ __device__ int row_parts(const PhasesWgradParams& p) {
   return (p.in_w + kPartPixels<Operand> - 1) / kPartPixels<Operand>;

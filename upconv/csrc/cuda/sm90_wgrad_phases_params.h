@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 #define UPCONV_PHASES_WGRAD_FIELDS(X)                          \
@@ -34,10 +36,22 @@ namespace upconv {
   X(pad_y)                                                     \
   X(pad_x)
 
+// What follows from the fields, computed once: whoever adds up would take longer to divide than to
+// read.
+struct PhasesWgradShape {
+  int rows, quads, windows;  // of taps; quads of a row
+  int block_channels, gradient_blocks, input_blocks, jobs;
+  int bias_rows;        // of taps, that add up the bias's gradient
+  int64_t worker_step;  // quads in the workspace from one worker to the next
+  Divider by_rows, by_quads, by_job_quads, by_out_channels, by_block_channels, by_tile_n;
+  Divider by_bias_rows, by_stride_y, by_input_blocks;
+};
+
 struct PhasesWgradParams {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  PhasesWgradShape shape;
   const void* x;
   const void* gy;
   void* gw;

@@ -8,9 +8,15 @@
 namespace upconv::wgrad_pixels {
 
 constexpr int kGradRows = 64;     // channels of gy in a block
-constexpr int kTeamThreads = 64;  // that add up: weights of a block,
-constexpr int kMostTeams = 4;     // and how many share the workers,
+constexpr int kAddThreads = 256;  // of a block that adds up, in one team,
+constexpr int kMostTeams = 4;     // or in several that share the workers,
 constexpr int kManyWorkers = 16;  // if there are so many of these
+template <int kTeams>
+constexpr int kBiasThreads = 64 * kTeams;  // of them, for a channel's bias
+template <int kTeams>
+constexpr int kBatch = kTeams > 1 ? 8 : 4;  // workers that a thread reads from at a time,
+template <int kTeams>
+constexpr int kAddBlocks = kTeams > 1 ? 4 : 6;  // of a multiprocessor: registers for so many
 
 // Of 8 rows of a product, the channel of gy that one has, and the row that a channel has: those
 // with even numbers come first. What half a warp loads then lies on different banks.
@@ -54,8 +60,18 @@ struct Turns {
 
 // --- Adding up -------------------------------------------------------------------------------
 
-__host__ __device__ inline int teams_of(int workers) {
-  return workers >= kManyWorkers ? kMostTeams : 1;
+inline int teams_of(int workers) { return workers >= kManyWorkers ? kMostTeams : 1; }
+
+// Blocks that so many threads' taps take.
+inline int add_blocks(int taps, int teams) {
+  const int each = kAddThreads / teams;
+  return (taps + each - 1) / each;
+}
+// The number of a thread's taps.
+template <int kTeams>
+__device__ __forceinline__ int own_taps(int block) {
+  constexpr int kEach = kAddThreads / kTeams;
+  return block * kEach + threadIdx.x % kEach;
 }
 
 __device__ __forceinline__ void add(float2& sum, float2 more) { sum.x += more.x, sum.y += more.y; }
@@ -64,27 +80,43 @@ __device__ __forceinline__ void add(float4& sum, float4 more) {
 }
 
 // Some taps of all workers, which the teams of a block share: the first team has the sums. `from`
-// is the first worker's, `step` the way to the next.
-template <typename Taps>
+// is the first worker's, `step` the way to the next. Those of a batch are on their way together:
+// unrolled by the compiler, each load waited for the one before. What is not there is zero, which
+// changes no sum that began with zero.
+template <int kTeams, typename Taps>
 __device__ __forceinline__ Taps add_workers(const Taps* from, int64_t step, int workers,
                                             Taps* shared) {
-  const int team = threadIdx.x / kTeamThreads, teams = blockDim.x / kTeamThreads;
+  constexpr int kEach = kAddThreads / kTeams, kMany = kBatch<kTeams>;
+  const int team = threadIdx.x / kEach;
   Taps sum{};
-#pragma unroll 8
-  for (int worker = team; worker < workers; worker += teams) add(sum, from[worker * step]);
-  shared[threadIdx.x] = sum;
-  __syncthreads();
-  if (team > 0) return sum;
-  for (int k = 1; k < teams; ++k) add(sum, shared[k * kTeamThreads + threadIdx.x]);
+  from += team * step;
+#pragma unroll 1
+  for (int worker = team; worker < workers; worker += kMany * kTeams) {
+    Taps batch[kMany];
+#pragma unroll
+    for (int i = 0; i < kMany; ++i, from += kTeams * step)
+      batch[i] = worker + i * kTeams < workers ? *from : Taps{};
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) add(sum, batch[i]);
+  }
+  if constexpr (kTeams > 1) {
+    shared[threadIdx.x] = sum;
+    __syncthreads();
+    if (team > 0) return sum;
+#pragma unroll
+    for (int k = 1; k < kTeams; ++k) add(sum, shared[k * kEach + threadIdx.x]);
+  }
   return sum;
 }
 
-// The sum of what the threads of a block have, in the first of them.
+// The sum of what the first threads of a block have, in the first of them.
+template <int kThreads>
 __device__ __forceinline__ double add_block(double sum, double* shared) {
   shared[threadIdx.x] = sum;
   __syncthreads();
   if (threadIdx.x == 0) {
-    for (int i = 1; i < static_cast<int>(blockDim.x); ++i) sum += shared[i];
+#pragma unroll 8
+    for (int i = 1; i < kThreads; ++i) sum += shared[i];
   }
   return sum;
 }
