@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
@@ -101,7 +102,9 @@ def weight_problems(draw: st.DrawFn) -> Problem:
     ndim, dtype = draw(st.sampled_from([1, 2, 2, 2, 3])), draw(st.sampled_from(list(LIMIT)))
     rows = draw(st.lists(st.integers(1, 40 if ndim == 2 else 9), min_size=2, max_size=2))
     steps = draw(st.lists(st.integers(1, 4), min_size=2, max_size=2))
-    width = 16 // dtype.itemsize * draw(st.integers(1, 200 if ndim == 1 else 20))
+    # Every other row may begin between two vectors, but no image.
+    vector = 16 // dtype.itemsize // (1 if prod(rows[: ndim - 1]) % 2 else 2)
+    width = vector * draw(st.integers(1, 200 if ndim == 1 else 20))
     kernel = (*steps[: ndim - 1], 2)
     return Problem.of(
         draw(st.integers(1, 20)),

@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,9 @@ def test_the_tiles_are_those_that_are_compiled() -> None:
 
 REFUSED = {
     "kernel": (Problem.of(2, 64, 64, (8, 32), 3, 2, tf32=True), "kernel is their stride"),
-    "rows": (layer((8, 14)), "a multiple of 4 pixels, not 14"),
-    "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 8 pixels, not 12"),
+    "rows": (layer((8, 13)), "a multiple of 2 pixels, not 13"),
+    "rows in 16 bits": (layer((8, 14), dtype="bfloat16"), "a multiple of 4 pixels, not 14"),
+    "images": (layer((7, 14)), "images of a multiple of 16 bytes"),
     "patch": (layer((8, 32), 4), "2 wide, not 4"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
     "weights": (layer((8, 32), in_channels=2**15, out_channels=2**14), "its 32-bit sizes"),
@@ -115,7 +117,9 @@ def tilings(problem: Problem) -> list[sm90_patch_wgrad.Tiling]:
 def problems(draw: st.DrawFn) -> Problem:
     ndim, dtype = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from(["float32", "float16"]))
     size = draw(st.lists(st.integers(1, 5), min_size=ndim - 1, max_size=ndim - 1))
-    size.append((4 if dtype == "float32" else 8) * draw(st.integers(1, 9)))
+    vector = 4 if dtype == "float32" else 8
+    # Every other row may begin between two vectors, but no image.
+    size.append(vector // (1 if prod(size) % 2 else 2) * draw(st.integers(1, 9)))
     kernel = (*draw(st.lists(st.integers(1, 3), min_size=ndim - 1, max_size=ndim - 1)), 2)
     return layer(
         tuple(size),
@@ -141,6 +145,11 @@ LAYERS = {
     "fewer parts than workers": layer((1, 32), batch=1, out_channels=200),
     "many workers": layer((20, 32)),
     "rows of 20": layer((7, 20)),
+    "rows of 14": layer((6, 14)),
+    "rows of 2": layer((6, 2)),
+    "rows of 18, one part longer": layer((4, 18)),
+    "rows of 28 in 16 bits": layer((4, 28), dtype="bfloat16"),
+    "a volume with rows of 10": layer((3, 2, 10)),
     "rows of 40 in 16 bits": layer((5, 40), dtype="bfloat16"),
     "many channels": layer((2, 16), in_channels=300, out_channels=150),
     "an odd number of blocks": layer((4, 16), (1, 2), out_channels=70),

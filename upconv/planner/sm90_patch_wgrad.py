@@ -53,7 +53,8 @@ class Tiling:
     @property
     def parts(self) -> int:
         *rows, width = self.problem.in_size
-        return self.problem.batch * prod(rows) * -(-width // part_pixels(self.problem))
+        each = -(-(width + lead(self.problem)) // part_pixels(self.problem))
+        return self.problem.batch * prod(rows) * each
 
     @property
     def pairs(self) -> int:
@@ -99,6 +100,11 @@ def part_pixels(problem: Problem) -> int:
     return PART_BYTES // problem.element_bytes
 
 
+def lead(problem: Problem) -> int:
+    """Pixels that a part may begin before its row of x, where not all rows begin on 16 bytes."""
+    return problem.in_size[-1] % (16 // problem.element_bytes)
+
+
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
     reason = patch_refusal(problem, hardware)
@@ -106,9 +112,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return reason
     if problem.in_channels * problem.out_channels * prod(problem.kernel) >= INT:
         return "weights beyond its 32-bit sizes"
-    vector = 16 // problem.element_bytes
-    if problem.in_size[-1] % vector:
-        return f"needs rows of a multiple of {vector} pixels, not {problem.in_size[-1]}"
+    if prod(problem.in_size) * problem.element_bytes % 16:
+        return "needs images of a multiple of 16 bytes"
     return None
 
 

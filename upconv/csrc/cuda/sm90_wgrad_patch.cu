@@ -28,8 +28,10 @@ cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cu
   if (error != cudaSuccess) return error;
   error = describe_rows<Operand>(p.gy, size, kRowBytes, kGradRows, false, &exact);
   if (error != cudaSuccess) return error;
-  error = describe_rows<Operand>(p.x, {p.in_w, p.in_h, p.in_d, p.in_channels, p.batch}, kInputBytes,
-                                 N, true, &x);
+  const int pixels = p.in_d * p.in_h * p.in_w;  // one row, where rows begin on no 16 bytes
+  const int by_rows[] = {p.in_w, p.in_h, p.in_d, p.in_channels, p.batch},
+            one[] = {pixels, 1, 1, p.in_channels, p.batch};
+  error = describe_rows<Operand>(p.x, p.shape.lead ? one : by_rows, kInputBytes, N, true, &x);
   if (error != cudaSuccess) return error;
   const int blocks = units < multiprocessors ? units : multiprocessors;
   kernel<<<blocks, kThreads, bytes, stream>>>(p, gy, exact, x);
@@ -64,7 +66,8 @@ bool read_patch_wgrad_plan(const int64_t* record, int64_t length, PatchWgradPara
 #undef UPCONV_READ
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 &&
                     plan->input_stages <= patch::kMaxStages &&
-                    plan->box_stages <= patch::kMaxStages && patch::job_count(*plan) > 0;
+                    plan->box_stages <= patch::kMaxStages && patch::job_count(*plan) > 0 &&
+                    plan->in_w > 0 && plan->in_h > 0 && plan->in_d > 0;
   if (fits) plan->shape = patch::shape_of(*plan);
   return fits;
 }

@@ -6,7 +6,8 @@
 // rows of a product (operand A, from registers), N channels of x its columns (operand B, straight
 // from the box as it lies in memory). Two taps that lie side by side are two products: one load of
 // 8 bytes brings the same pixel for both (16-bit types: two pixels, whose halves change places).
-// What is beyond a row or an image TMA makes zero, for x and for gy.
+// What is beyond a row or an image TMA makes zero, for gy, and for x unless its rows begin
+// anywhere.
 //
 // Accumulators: two taps x 64 x N of each consumer. Thread blocks share the pixels ("workers");
 // each writes its sums to the workspace, and a second kernel adds them in a fixed order. Where the
@@ -62,43 +63,45 @@ __host__ __device__ inline int job_count(const PatchWgradParams& p) {
 __host__ __device__ inline int unit_count(const PatchWgradParams& p) {
   return job_count(p) * p.workers;
 }
-template <typename Operand>
-__host__ __device__ int row_parts(const PatchWgradParams& p) {
-  return (p.in_w + kPartPixels<Operand> - 1) / kPartPixels<Operand>;
-}
-
 // One thread block's share: some parts of all, for one block of x's channels and two of gy's rows.
 template <typename Operand>
 struct GradUnit {
   int pair, block, first, end;  // the block of x's channels
 
   __device__ __forceinline__ GradUnit(const PatchWgradParams& p, int number) {
-    const int jobs = job_count(p), worker = number / jobs, job = number - worker * jobs;
-    const int64_t parts = static_cast<int64_t>(p.batch) * p.in_d * p.in_h * row_parts<Operand>(p);
-    pair = job % job_pairs(p);
-    block = job / job_pairs(p);
-    first = static_cast<int>(parts * worker / p.workers);
-    end = static_cast<int>(parts * (worker + 1) / p.workers);
+    const PatchWgradShape& s = p.shape;
+    const int worker = s.by_jobs(number), job = number - worker * s.jobs;
+    block = s.by_pairs(job);
+    pair = job - block * s.pairs;
+    first = worker * s.share + min(worker, s.longer);
+    end = first + s.share + (worker < s.longer);
   }
 };
 
 template <typename Operand>
 __device__ __forceinline__ Turns turns_of(const PatchWgradParams& p,
                                           const GradUnit<Operand>& unit) {
-  return {unit.first, unit.end, unit.block, job_count(p) / job_pairs(p), p.sums != 0};
+  return {unit.first, unit.end, unit.block, p.shape.blocks, p.sums != 0};
 }
 
-// Where a part lies.
+// Where a part lies. A box begins on 16 bytes. Where every other row of x does not, but 8 bytes
+// later, such a row's first part begins 8 bytes earlier, in the row before. What a part has of
+// other rows meets zeros, since beyond a row of gy, whose rows do begin on 16 bytes, TMA finds
+// nothing.
 template <typename Operand>
 struct GradPart {
   int image, z, y, x;
+  int first;  // of all pixels of the image
 
   __device__ __forceinline__ GradPart(const PatchWgradParams& p, int number) {
-    const int row = number / row_parts<Operand>(p), slice = row / p.in_h;
-    image = slice / p.in_d;
+    const PatchWgradShape& s = p.shape;
+    const int row = s.by_row_parts(number), slice = s.by_in_h(row);
+    image = s.by_in_d(slice);
     z = slice - image * p.in_d;
     y = row - slice * p.in_h;
-    x = (number - row * row_parts<Operand>(p)) * kPartPixels<Operand>;
+    const int row_inside = z * p.in_h + y;
+    x = (number - row * s.row_parts) * kPartPixels<Operand> - row_inside % 2 * s.lead;
+    first = row_inside * p.in_w + x;
   }
 };
 
@@ -128,7 +131,32 @@ __host__ __device__ inline int64_t workspace_bytes(const PatchWgradParams& p) {
   return unit_count(p) * unit_sums(p) * 4 + bias_sums(p) * 8;
 }
 __device__ __forceinline__ double* bias_at(const PatchWgradParams& p) {
-  return reinterpret_cast<double*>(p.workspace + unit_count(p) * unit_sums(p));
+  return reinterpret_cast<double*>(p.workspace + p.shape.units * unit_sums(p));
+}
+
+inline PatchWgradShape shape_of(const PatchWgradParams& p) {
+  PatchWgradShape s;
+  const int element = p.operand == 0 ? 4 : 2, part = kInputBytes / element;
+  s.lead = p.in_w * element % 16 / element;
+  s.row_parts = (p.in_w + s.lead + part - 1) / part;
+  const int parts = p.batch * p.in_d * p.in_h * s.row_parts;
+  s.share = parts / p.workers;
+  s.longer = parts % p.workers;
+  s.rows = patch_rows(p);
+  s.pairs = job_pairs(p);
+  s.jobs = job_count(p);
+  s.units = unit_count(p);
+  s.blocks = s.jobs / s.pairs;
+  s.worker_step = s.jobs * (unit_sums(p) / kRowTaps);
+  s.by_rows = Divider(s.rows);
+  s.by_out_channels = Divider(p.out_channels);
+  s.by_tile_n = Divider(p.tile_n);
+  s.by_row_parts = Divider(s.row_parts);
+  s.by_in_h = Divider(p.in_h);
+  s.by_in_d = Divider(p.in_d);
+  s.by_jobs = Divider(s.jobs);
+  s.by_pairs = Divider(s.pairs);
+  return s;
 }
 
 struct GradShared : Rings {
@@ -148,7 +176,7 @@ __device__ __forceinline__ void feed_gradient(const PatchWgradParams& p, const G
                                               int c, const CUtensorMap& rounded,
                                               const CUtensorMap& exact) {
   Slot slot;
-  for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+  for (int number = blockIdx.x; number < p.shape.units; number += gridDim.x) {
     const GradUnit<Operand> unit(p, number);
     const GradRows rows(p, unit.pair, c);
     Turns turns = turns_of(p, unit);
@@ -170,15 +198,16 @@ template <typename Operand>
 __device__ __forceinline__ void feed_input(const PatchWgradParams& p, const GradShared& shared,
                                            const CUtensorMap& map) {
   Slot slot;
-  for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+  for (int number = blockIdx.x; number < p.shape.units; number += gridDim.x) {
     const GradUnit<Operand> unit(p, number);
     for (int i = unit.first; i < unit.end; ++i) {
       const GradPart<Operand> part(p, i);
       const uint32_t full = shared.full + 8 * slot.index;
       ptx::barrier_wait(shared.empty + 8 * slot.index, slot.parity ^ 1);
       ptx::barrier_arrive_expect(full, input_bytes(p));
-      ptx::box_copy(shared.input + slot.index * input_bytes(p), map, part.x, part.y, part.z,
-                    unit.block * p.tile_n, part.image, full);
+      const bool rows = p.shape.lead == 0;  // does the map know of them?
+      ptx::box_copy(shared.input + slot.index * input_bytes(p), map, rows ? part.x : part.first,
+                    rows ? part.y : 0, rows ? part.z : 0, unit.block * p.tile_n, part.image, full);
       slot.advance(p.input_stages);
     }
   }
@@ -286,9 +315,8 @@ struct GradConsumer {
 
   // [channel of x][channel of gy][tap]: 8 lanes have 64 bytes in a row.
   __device__ __forceinline__ void store(int number) const {
-    float* to = p.workspace + number * unit_sums(p) +
-                static_cast<int64_t>(c) * N * kGradRows * kRowTaps +
-                (lane % 4 * 2 * kGradRows + own_channel()) * kRowTaps;
+    const int64_t first = static_cast<int64_t>(number * kConsumers + c) * (N * kGradRows);
+    float* to = p.workspace + (first + lane % 4 * 2 * kGradRows + own_channel()) * kRowTaps;
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) {
       const int column = i / 4 * 8 + i % 2, further = i / 2 % 2 * 8;
@@ -298,7 +326,7 @@ struct GradConsumer {
   }
 
   __device__ __forceinline__ void run() {
-    for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
+    for (int number = blockIdx.x; number < p.shape.units; number += gridDim.x) {
       const GradUnit<Operand> unit(p, number);
       Turns turns = turns_of(p, unit);
       sum[0] = sum[1] = 0.;
@@ -318,12 +346,12 @@ struct GradConsumer {
         ptx::keep_after_wait(d[1][i]);
       }
       if (box_before >= 0) give_back();
-      store(number);
       if (p.sums) {
         double* to =
             bias_at(p) + (static_cast<int64_t>(number) * (kConsumers * 128) + threadIdx.x) * 2;
         to[0] = sum[0], to[1] = sum[1];
       }
+      store(number);
     }
   }
 };
@@ -354,18 +382,6 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // --- Adding up -------------------------------------------------------------------------------
 
-inline PatchWgradShape shape_of(const PatchWgradParams& p) {
-  PatchWgradShape s;
-  s.rows = patch_rows(p);
-  s.pairs = job_pairs(p);
-  s.shares = unit_count(p) / s.pairs;
-  s.worker_step = job_count(p) * (unit_sums(p) / kRowTaps);
-  s.by_rows = Divider(s.rows);
-  s.by_out_channels = Divider(p.out_channels);
-  s.by_tile_n = Divider(p.tile_n);
-  return s;
-}
-
 // Two taps of a row of the patch, of all workers.
 template <typename Operand, int kTeams>
 __device__ __forceinline__ void add_taps(const PatchWgradParams& p, int share, float2* shared) {
@@ -395,7 +411,7 @@ __device__ __forceinline__ void add_bias(const PatchWgradParams& p, int channel,
   constexpr int kThreads = kBiasThreads<kTeams>;
   const PatchWgradShape& s = p.shape;
   const int inside = channel % kGradRows, thread = inside / 16 * 32 + row_of(inside % 8) * 4;
-  const int all = threadIdx.x < kThreads ? s.rows * s.shares * 4 : 0;
+  const int all = threadIdx.x < kThreads ? s.rows * s.blocks * p.workers * 4 : 0;
   double sum = 0.;
   for (int i = threadIdx.x; i < all; i += kThreads) {
     const int share = s.by_rows(i / 4), row = i / 4 - share * s.rows;

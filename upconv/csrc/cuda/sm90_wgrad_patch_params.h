@@ -25,13 +25,18 @@ namespace upconv {
   X(step_z) /* the patch: kernel and stride; it is 2 wide */    \
   X(step_y)
 
-// What follows from the fields, computed once: whoever adds up would take longer to divide than to
-// read.
+// What follows from the fields, computed once: to divide, feeders would take as long as products,
+// and whoever adds up longer than to read.
 struct PatchWgradShape {
+  int lead;             // pixels that a part may begin before its row: see GradPart
+  int row_parts;        // of a row of x
+  int share, longer;    // parts of a worker; the first ones have one more
   int rows, pairs;      // of the patch; of its rows and blocks of gy's channels, in a job
-  int shares;           // workers and blocks of x's channels
+  int blocks;           // of x's channels
+  int jobs, units;      // units: those of all workers
   int64_t worker_step;  // pairs of taps in the workspace from one worker to the next
   Divider by_rows, by_out_channels, by_tile_n;
+  Divider by_row_parts, by_in_h, by_in_d, by_jobs, by_pairs;
 };
 
 struct PatchWgradParams {
