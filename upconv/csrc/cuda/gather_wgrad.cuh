@@ -17,6 +17,7 @@
 #pragma once
 
 #include "gather_stage.cuh"
+#include "ordered_sum.cuh"
 
 namespace upconv::gather {
 
@@ -285,13 +286,14 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
 
 // --- The sum of all blocks -------------------------------------------------------------------
 
-constexpr int kGatherAddThreads = 512, kGatherAddRows = 16;
+constexpr int kGatherAddThreads = 512, kGatherAddRows = 16, kGatherAddBatch = 8;
 
-// Rows of threads that share the blocks of a job: no more than there are, up to 16.
+// Rows of threads that share the blocks of a job, up to 16: so many that each has a batch of them.
+// Every row finds out anew where its sums go, which takes longer than to read them.
 inline int add_rows(const GatherParams& p) {
   int rows = 1;
   for (int i = 0; i < p.jobs; ++i) {
-    while (rows < kGatherAddRows && rows < p.job[i].shares) rows *= 2;
+    while (rows < kGatherAddRows && rows * kGatherAddBatch < p.job[i].shares) rows *= 2;
   }
   return rows;
 }
@@ -323,10 +325,8 @@ __global__ void __launch_bounds__(kGatherAddThreads)
   float sum = 0.f;
   if (wanted) {
     const float* const source = p.workspace + static_cast<int64_t>(block) * p.sums + index;
-#pragma unroll 4
-    for (int i = row; i < job.shares; i += rows) {
-      sum += source[static_cast<int64_t>(i) * p.sums];
-    }
+    sum = ordered_sum<kGatherAddBatch, float>(
+        row, job.shares, rows, [&](int i) { return source[static_cast<int64_t>(i) * p.sums]; });
   }
   float* const sums = reinterpret_cast<float*>(memory) + lane;
   sums[across * row] = sum;

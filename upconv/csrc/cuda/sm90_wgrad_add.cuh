@@ -9,6 +9,7 @@
 // larger than the cache for parameters.
 #pragma once
 
+#include "ordered_sum.cuh"
 #include "sm90_wgrad_sums.cuh"
 
 namespace upconv::wgrad {
@@ -18,7 +19,7 @@ namespace upconv::wgrad {
 constexpr int kTeam = 128, kTeams = 4, kAddThreads = kTeam * kTeams;
 constexpr int kRowInputs = 8;     // input channels of a block that writes rows
 constexpr int kFewWorkers = 3;    // with more, a row takes too long
-constexpr int kManyWorkers = 64;  // with fewer, teams cost more than they gain
+constexpr int kManyWorkers = 32;  // with fewer, teams cost more than they gain
 constexpr int kMostRowTaps = 20;  // of a weight written in rows: 43 KB of shared memory
 
 // In shared memory, taps of neighbouring channels are on different banks.
@@ -52,16 +53,15 @@ inline int add_bytes(const WgradParams& p) {
 // --- Sums of workers -------------------------------------------------------------------------
 
 // One accumulator of a thread of every `step`-th worker of a job.
+template <int kBatch>
 __device__ __forceinline__ float worker_sum(const WgradParams& p, int number, int channels, int at,
                                             int worker, int step) {
   const int64_t block_sums =
       static_cast<int64_t>(p.consumers) * p.groups * p.run * (p.tile_n / 2) * kTeam;
   const float* source = p.workspace + static_cast<int64_t>(at) * kTeam + threadIdx.x % kTeam;
-  float sum = 0.f;
-#pragma unroll 8
-  for (; worker < p.job[number].workers; worker += step)
-    sum += source[block_of(p, worker, number, channels) * block_sums];
-  return sum;
+  return ordered_sum<kBatch, float>(worker, p.job[number].workers, step, [&](int each) {
+    return source[block_of(p, each, number, channels) * block_sums];
+  });
 }
 
 // The channels of accumulator `r` of this thread's share of a run.
@@ -86,7 +86,8 @@ __device__ __forceinline__ void add_accumulator(const WgradParams& p, float* sha
   const WgradRun& run = job.run[c * p.groups + i / half / p.run][threadIdx.x % kTeam / 32];
   const int tap = i / half % p.run;
   const bool there = c < job.consumers && tap < run.count;
-  shared[threadIdx.x] = there ? worker_sum(p, number, channels, c * sums + i, team, teams) : 0.f;
+  shared[threadIdx.x] =
+      there ? worker_sum<16>(p, number, channels, c * sums + i, team, teams) : 0.f;
   __syncthreads();
   if (team > 0 || !there) return;
   float sum = shared[threadIdx.x];
@@ -119,7 +120,7 @@ __device__ __forceinline__ void add_rows(const WgradParams& p, float* shared) {
     const int at = slot / p.groups * sums + (slot % p.groups * p.run + tap) * half + eight * 4;
     float sum[4];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) sum[r] = worker_sum(p, number, channels, at + r, 0, 1);
+    for (int r = 0; r < 4; ++r) sum[r] = worker_sum<kFewWorkers>(p, number, channels, at + r, 0, 1);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       const int place = out_channel(p, run, r) - first_out;

@@ -2,6 +2,7 @@
 // through registers: 64 channels of it, a pair of taps at a time.
 #pragma once
 
+#include "ordered_sum.cuh"
 #include "ptx.cuh"
 #include "sm90_layout.cuh"
 
@@ -74,31 +75,15 @@ __device__ __forceinline__ int own_taps(int block) {
   return block * kEach + threadIdx.x % kEach;
 }
 
-__device__ __forceinline__ void add(float2& sum, float2 more) { sum.x += more.x, sum.y += more.y; }
-__device__ __forceinline__ void add(float4& sum, float4 more) {
-  sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-}
-
 // Some taps of all workers, which the teams of a block share: the first team has the sums. `from`
-// is the first worker's, `step` the way to the next. Those of a batch are on their way together:
-// unrolled by the compiler, each load waited for the one before. What is not there is zero, which
-// changes no sum that began with zero.
+// is the first worker's, `step` the way to the next.
 template <int kTeams, typename Taps>
 __device__ __forceinline__ Taps add_workers(const Taps* from, int64_t step, int workers,
                                             Taps* shared) {
-  constexpr int kEach = kAddThreads / kTeams, kMany = kBatch<kTeams>;
+  constexpr int kEach = kAddThreads / kTeams;
   const int team = threadIdx.x / kEach;
-  Taps sum{};
-  from += team * step;
-#pragma unroll 1
-  for (int worker = team; worker < workers; worker += kMany * kTeams) {
-    Taps batch[kMany];
-#pragma unroll
-    for (int i = 0; i < kMany; ++i, from += kTeams * step)
-      batch[i] = worker + i * kTeams < workers ? *from : Taps{};
-#pragma unroll
-    for (int i = 0; i < kMany; ++i) add(sum, batch[i]);
-  }
+  Taps sum = ordered_sum<kBatch<kTeams>, Taps>(team, workers, kTeams,
+                                               [&](int worker) { return from[worker * step]; });
   if constexpr (kTeams > 1) {
     shared[threadIdx.x] = sum;
     __syncthreads();
