@@ -61,8 +61,36 @@ def test_the_gradients_of_weight_and_bias_equal_float64(problem: Problem, seed: 
     check_weight_gradients(problem, KERNEL, seed, LIMIT[getattr(torch, problem.dtype)])
 
 
+@st.composite
+def patches(draw: st.DrawFn) -> Problem:
+    """2 x 2, with rows so short that a part has whole ones."""
+    dtype = draw(st.sampled_from(list(LIMIT)))
+    deep = draw(st.sampled_from([(), (), (1,), (3,)]))
+    kernel = (*(draw(st.integers(1, 3)) for _ in deep), 2, 2)
+    width = 2 * draw(st.integers(1, 64 // dtype.itemsize))
+    problem = Problem.of(
+        draw(st.integers(1, 40)),
+        draw(st.integers(8, 300)),
+        draw(st.integers(8, 200)),
+        (*deep, draw(st.integers(1, 32)), width),
+        kernel,
+        kernel,
+        dtype=str(dtype)[6:],
+        tf32=True,
+        direction="grad_weight",
+    )
+    assume(sm90_phases_wgrad.refusal(problem, H200) is None)
+    return problem
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(patches(), st.integers(0, 2**31))
+def test_patches_equal_float64(problem: Problem, seed: int) -> None:
+    check_weight_gradients(problem, KERNEL, seed, LIMIT[getattr(torch, problem.dtype)])
+
+
 @settings(max_examples=30, deadline=None, derandomize=True, phases=[Phase.generate])
-@given(problems(), st.integers(0, 2**31))
+@given(st.one_of(problems(), patches()), st.integers(0, 2**31))
 def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
     torch.manual_seed(seed)
     dtype = getattr(torch, problem.dtype)

@@ -44,7 +44,7 @@ def test_the_fields_are_those_of_the_header() -> None:
     assert list(sm90_phases_wgrad.fields(tiling)) == header.fields()
 
 
-@pytest.mark.parametrize("name", ["TWO", "WIDE"])
+@pytest.mark.parametrize("name", ["TWO", "WIDE", "SQUARE"])
 def test_the_forms_are_those_that_are_compiled(name: str) -> None:
     source = (CUDA / "sm90_wgrad_phases.cu").read_text()
     text = re.search(rf"define UPCONV_PHASES_WGRAD_{name}\(X\)(.*?)\n#", source, re.DOTALL)
@@ -59,6 +59,8 @@ REFUSED = {
     "padding of wide strides": (layer((512,), 16, stride=8, padding=6), "takes stride 2"),
     "taps of wide strides": (layer((512,), 12, stride=4, padding=4), "takes stride 2"),
     "padding": (layer((8, 32), padding=0), "padding 1"),
+    "long rows of patches": (layer((8, 36), 2, padding=0), "whole rows in 128 bytes"),
+    "rows of patches": (layer((7, 14), 2, padding=0), "whole rows in 128 bytes"),
     "rows": (layer((8, 14)), "a multiple of 16 bytes, not 14"),
     "rows in 16 bits": (layer((8, 12), dtype="bfloat16"), "a multiple of 16 bytes, not 12"),
     "odd outputs": (layer((8, 32), 3, output_padding=0), "rows of grad_output"),
@@ -86,6 +88,17 @@ def test_layers_of_a_generator_are_its_own(
     assert chosen.kernel == sm90_phases_wgrad.KERNEL
     assert chosen.with_bias
     assert "workspace" in " ".join(chosen.notes)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [((14, 14), "float32"), ((28, 28), "float32"), ((28, 28), "bfloat16"), ((16, 16), "float16")],
+)
+def test_patches_of_small_images_are_its_own(size: tuple[int, int], dtype: str) -> None:
+    channels = {"batch": 128, "in_channels": 256, "out_channels": 256}
+    chosen = make_plan(layer(size, 2, padding=0, dtype=dtype, **channels), H200).chosen
+    assert chosen.kernel == sm90_phases_wgrad.KERNEL
+    assert chosen.with_bias
 
 
 def test_the_bias_comes_along_where_some_rows_meet_each_number_once() -> None:
@@ -185,6 +198,13 @@ LAYERS = {
     "patches of 4 x 4 in 16 bits": layer((3, 40), 4, stride=4, padding=0, dtype="bfloat16"),
     "patches of 8 x 8": layer((2, 40), 8, stride=8, padding=0, batch=1),
     "two rows of 32, 16 bits": layer((3, 32), 8, stride=8, padding=0, dtype="bfloat16"),
+    "patches of 2 x 2": layer((14, 14), 2, padding=0, out_channels=70),
+    "one row in a part": layer((5, 28), 2, padding=0, in_channels=130),
+    "rows of 2": layer((8, 2), 2, padding=0),
+    "patches of 2 x 2 in 16 bits": layer((4, 28), 2, padding=0, dtype="bfloat16"),
+    "full parts in 16 bits": layer((4, 32), 2, padding=0, dtype="float16", batch=1),
+    "a volume of patches": layer((3, 4, 6), (3, 2, 2), stride=(3, 2, 2), padding=0),
+    "patches without bias": layer((4, 20), 2, padding=0, bias=False),
     "twice a stride of 4": layer((3, 36), (2, 8), stride=(1, 4), padding=(0, 4)),
 }
 
@@ -207,6 +227,7 @@ def test_teams_share_many_workers(library: ctypes.CDLL, kernel: int) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
-    forms = len(sm90_phases_wgrad.TWO) + len(sm90_phases_wgrad.WIDE)
+    ways = (sm90_phases_wgrad.TWO, sm90_phases_wgrad.WIDE, sm90_phases_wgrad.SQUARE)
+    forms = sum(map(len, ways))
     assert len(spills) == len(OPERANDS) * (forms + 2)  # and those that add up
     assert max(spills) == 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -36,6 +36,8 @@ LAUNCH = 10.6
 """Microseconds, of both kernels."""
 UNIT_CYCLES = 470.0
 STAGE_FACTOR = 1.19
+LINE_CYCLES = 1.95
+"""That TMA takes for each line of 128 bytes it touches."""
 READ_BYTES = 3.5e6
 """That the memory gives in a microsecond."""
 SUM_BYTES = 1.9e6
@@ -83,7 +85,14 @@ class Tiling:
         products = CONSUMERS * 4
         loads = CONSUMERS * BOX_BYTES / 128
         boxes = loads + self.n * PART_BYTES / 128
-        return max(products * self.n / 2, loads + products * self.n / 4 + boxes)
+        return max(products * self.n / 2, loads + products * self.n / 4 + boxes, self.line_cycles)
+
+    @property
+    def line_cycles(self) -> float:
+        """Of TMA, where rows begin on no 128 bytes and touch two lines of memory."""
+        row = 2 * self.problem.in_size[-1] * self.problem.element_bytes
+        lines = 2 - gcd(row, 128) / 128
+        return LINE_CYCLES * lines * (CONSUMERS * GRAD_ROWS + self.n) if lines > 1 else 0.0
 
     def microseconds(self, hardware: Hardware) -> float:
         problem = self.problem

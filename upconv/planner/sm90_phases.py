@@ -221,13 +221,17 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     reason = common_refusal(problem, hardware)
     if reason:
         return reason
-    if problem.direction == "grad_input" and problem.in_size[-1] % 2:
+    back = problem.direction == "grad_input"
+    width = (problem.out_size if back else problem.in_size)[-1]
+    if width * problem.element_bytes % PIECE_BYTES:
+        return f"needs rows of a multiple of 16 bytes, not {width} numbers"
+    if back and problem.in_size[-1] % 2:
         return f"needs rows of an even number of pixels, not {problem.in_size[-1]}"
     return None
 
 
 def common_refusal(problem: Problem, hardware: Hardware) -> str | None:
-    """What does not depend on the taps of a row."""
+    """What depends neither on the taps of a row nor on its length."""
     reason = rounding_legality(problem, hardware)
     if reason:
         return reason
@@ -237,10 +241,6 @@ def common_refusal(problem: Problem, hardware: Hardware) -> str | None:
         return "takes one group of channels"
     if any(d > 1 and k > 1 for d, k in zip(problem.dilation, problem.kernel, strict=True)):
         return "takes no dilation"
-    back = problem.direction == "grad_input"
-    width = (problem.out_size if back else problem.in_size)[-1]
-    if width * problem.element_bytes % PIECE_BYTES:
-        return f"needs rows of a multiple of 16 bytes, not {width} numbers"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     if pixels >= INT // 4 or weights >= INT // 4:

@@ -2,20 +2,21 @@
 
 Generators of GANs, decoders and pose heads have a stride of 2, padding 1 and 3 or 4 taps in a row
 (sm90_phases.py is for their other directions); vocoders and decoders of vision transformers a
-stride of 4 or 8, and a kernel and padding that are multiples of 4.
+stride of 4 or 8, and a kernel and padding that are multiples of 4; mask heads a kernel and stride
+of 2 x 2, and rows so short that a part has whole ones (others are sm90_patch_wgrad.py's).
 
 The kernel (csrc/cuda/sm90_wgrad_phases.cuh) reduces over pixels, in parts of 128 bytes of x: some
-of a row, or whole rows. Four taps side by side are a quad. A job is 64 pairs of a channel of
-grad_output and a quad, of a row of taps, and `n` channels of x; `workers` thread blocks share its
-pixels, and a second kernel adds up what they have.
+of a row, or whole rows. Four taps side by side, or 2 x 2, are a quad. A job is 64 pairs of a
+channel of grad_output and a quad, of a row of taps, and `n` channels of x; `workers` thread blocks
+share its pixels, and a second kernel adds up what they have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -30,7 +31,9 @@ KERNEL = "sm90_phases_wgrad"
 TWO = tuple(product((128, 64), (1, 2, 4, 8)))
 """For stride 2: channels of x in a tile, and rows of x that a part may have."""
 WIDE = ((128, 4, 1), (128, 4, 2), (128, 8, 2))
-"""For others: channels of x, stride, quads of a job. Both as UPCONV_PHASES_WGRAD_TWO and _WIDE in
+"""For others: channels of x, stride, quads of a job."""
+SQUARE = ((128,), (64,))
+"""For 2 x 2: channels of x. All as UPCONV_PHASES_WGRAD_TWO and the like in
 csrc/cuda/sm90_wgrad_phases.cu."""
 PART_BYTES = 128
 """Of one channel of x in a part."""
@@ -51,6 +54,9 @@ UNIT_CYCLES = 960.0
 STAGE_FACTOR = 0.977
 WIDE_FACTOR = 1.09
 """For strides other than 2."""
+LINE_CYCLES, FILL_CYCLES = 3.5, 1.6
+"""That TMA takes for each line of 128 bytes it touches, and for each row of x that it fills up with
+zeros."""
 EMPTY_CYCLES = 1000.0
 """That TMA takes to make a box of zeros of what is beyond a row."""
 READ_BYTES = 3.35e6
@@ -77,8 +83,14 @@ class Tiling:
         return job_quads(self.problem)
 
     @property
+    def square(self) -> bool:
+        return square_rows(self.problem) > 0
+
+    @property
     def rows(self) -> int:
         """Of x in a part: as many as fill it, or one that may need several."""
+        if self.square:
+            return square_rows(self.problem)
         pixels = self.problem.in_size[-1]
         width = pixels * self.problem.element_bytes
         if PART_BYTES % width or (self.stride != 2 and pixels != RUN_PIXELS):
@@ -88,7 +100,7 @@ class Tiling:
     @property
     def boxed(self) -> bool:
         """Does TMA bring grad_output, stride 2? Otherwise loaders do."""
-        return self.stride == 2 and self.rows == 1
+        return self.stride == 2 and self.rows == 1 and not self.square
 
     @property
     def parts(self) -> int:
@@ -100,8 +112,10 @@ class Tiling:
     def jobs(self) -> int:
         problem = self.problem
         blocks = -(-problem.out_channels * self.quads // GRAD_ROWS)
-        windows = -(-problem.kernel[-1] // (TAPS * self.quads))
-        return blocks * -(-problem.in_channels // self.n) * windows * prod(problem.kernel[:-1])
+        windows = prod(problem.kernel[:-1]) * -(-problem.kernel[-1] // (TAPS * self.quads))
+        if self.square:
+            windows = problem.kernel[0]
+        return blocks * -(-problem.in_channels // self.n) * windows
 
     @property
     def units(self) -> int:
@@ -111,6 +125,8 @@ class Tiling:
     def stage_bytes(self) -> int:
         """Of x, and of grad_output with what lies beside its rows."""
         whole = 2 * PART_BYTES // PIECE_BYTES
+        if self.square:
+            return self.n * PART_BYTES + GRAD_ROWS * (TAPS * PART_BYTES + PIECE_BYTES)
         if self.boxed:
             return self.n * PART_BYTES + GRAD_ROWS * (whole + 3) * PIECE_BYTES
         if self.stride == 2:
@@ -143,10 +159,19 @@ class Tiling:
         """Of a part: of the tensor cores, or of the port of shared memory, for both consumers."""
         products = STEPS * TAPS * self.n / 2
         loads = STEPS * GRAD_ROWS
+        if self.square:
+            return max(products, self.box_cycles)
         two = self.n + COPY_WAVES * GRAD_ROWS
         copies = two if self.stride == 2 else self.stage_bytes / 128
         busy = max(products, products / 2 + loads + copies)
         return busy if self.stride == 2 else busy * WIDE_FACTOR + self.empty_cycles
+
+    @property
+    def box_cycles(self) -> float:
+        """Of a part, by the lines of 128 bytes that TMA touches, 2 x 2."""
+        row = self.rows * self.problem.in_size[-1] * self.problem.element_bytes
+        lines = self.n * touched(row) + GRAD_ROWS * touched(TAPS * row)
+        return LINE_CYCLES * lines + (FILL_CYCLES * self.n if row < PART_BYTES else 0.0)
 
     @property
     def empty_cycles(self) -> float:
@@ -167,9 +192,28 @@ class Tiling:
         return LAUNCH + busy + self.workspace / SUM_BYTES
 
 
+def touched(length: int) -> float:
+    """Lines of 128 bytes that each of some runs of so many bytes, end to end, touches."""
+    return (length + 128 - gcd(length, 128)) / 128
+
+
+def square_rows(problem: Problem) -> int:
+    """Rows of x that a part has where a quad is 2 x 2: as many as divide an image's and begin on
+    16 bytes. Zero: the layer is no such one, or its rows are longer."""
+    if problem.kernel[-2:] != (2, 2) or problem.kernel != problem.stride:
+        return 0
+    if any(problem.padding) or any(problem.output_padding):
+        return 0
+    height, row = problem.in_size[-2], problem.in_size[-1] * problem.element_bytes
+    rows = range(1, PART_BYTES // row + 1)
+    return max((n for n in rows if height % n == 0 and n * row % PIECE_BYTES == 0), default=0)
+
+
 def adds_bias(problem: Problem) -> bool:
     """Is the bias's gradient wanted, and do some rows of taps meet each number of grad_output
     once? (Stride 2: what TMA brings is rounded.)"""
+    if square_rows(problem):
+        return problem.bias
     dimensions = zip(
         *(problem.in_size[:-1], problem.out_size[:-1], problem.kernel[:-1]),
         *(problem.stride[:-1], problem.padding[:-1]),
@@ -193,6 +237,8 @@ def job_quads(problem: Problem) -> int:
 def row_fits(problem: Problem) -> bool:
     """Has the kernel a form for the taps of a row?"""
     kernel, stride, padding = problem.kernel[-1], problem.stride[-1], problem.padding[-1]
+    if square_rows(problem):
+        return True
     if stride == 2:
         return padding == 1 and kernel in (3, TAPS)
     quads = job_quads(problem)
@@ -205,20 +251,22 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if not row_fits(problem):
         return (
             "takes stride 2, padding 1 and 3 or 4 taps in a row, or stride 4 or 8, multiples of 8"
-            " taps, or 4 by 4, and a padding that is a multiple of 4"
+            " taps, or 4 by 4, and a padding that is a multiple of 4, or patches of 2 x 2 with"
+            " whole rows in 128 bytes"
         )
     reason = common_refusal(problem, hardware)
-    if reason:
+    if reason or square_rows(problem):
         return reason
-    width = problem.out_size[-1]
-    if width * problem.element_bytes % PIECE_BYTES:
-        return f"needs rows of grad_output of a multiple of 16 bytes, not {width} numbers"
+    for name, size in (("", problem.in_size), ("of grad_output ", problem.out_size)):
+        if size[-1] * problem.element_bytes % PIECE_BYTES:
+            return f"needs rows {name}of a multiple of 16 bytes, not {size[-1]} numbers"
     return None
 
 
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem of three dimensions: as many workers as fill the GPU, or less."""
-    for n in sorted({form[0] for form in (TWO if problem.stride[-1] == 2 else WIDE)}):
+    forms = SQUARE if square_rows(problem) else TWO if problem.stride[-1] == 2 else WIDE
+    for n in sorted({form[0] for form in forms}):
         alone = Tiling(problem, n, 1)
         room = hardware.shared_memory - HEADER_BYTES
         for workers in shares(alone.parts, alone.jobs, hardware):
@@ -240,16 +288,30 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     return Candidate(KERNEL, best.microseconds(hardware), record(best), notes, best.sums)
 
 
+def as_rows(problem: Problem) -> Problem:
+    """A layer of patches of 2 x 2 as one whose rows are the parts, with 4 numbers of grad_output
+    for each pixel, side by side."""
+    depth, height, width = problem.in_size
+    rows, step = square_rows(problem), problem.kernel[0]
+    return replace(
+        problem,
+        in_size=(depth, height // rows, rows * width),
+        kernel=(step, 1, TAPS),
+        stride=(step, 1, TAPS),
+    )
+
+
 def fields(tiling: Tiling) -> dict[str, int]:
     """The scalars, in the order of csrc/cuda/sm90_wgrad_phases_params.h."""
-    problem = tiling.problem
+    problem = as_rows(tiling.problem) if tiling.square else tiling.problem
     return {
         "operand": OPERANDS[problem.dtype],
         "tile_n": tiling.n,
         "workers": tiling.workers,
         "stages": tiling.stages,
-        "rows": tiling.rows,
+        "rows": 1 if tiling.square else tiling.rows,
         "job_quads": tiling.quads,
+        "square": tiling.problem.in_size[-1] if tiling.square else 0,
         "sums": int(tiling.sums),
         "batch": problem.batch,
         "in_channels": problem.in_channels,

@@ -12,10 +12,11 @@ namespace wgrad_phases {
 
 // Every form the planner may ask for: FORMS in upconv/planner/sm90_phases_wgrad.py is the same
 // list. Stride 2: channels of x in a tile, rows in a part; others: channels, stride, quads of a
-// job.
+// job; 2 x 2: channels.
 #define UPCONV_PHASES_WGRAD_TWO(X) \
   X(128, 1) X(128, 2) X(128, 4) X(128, 8) X(64, 1) X(64, 2) X(64, 4) X(64, 8)
 #define UPCONV_PHASES_WGRAD_WIDE(X) X(128, 4, 1) X(128, 4, 2) X(128, 8, 2)
+#define UPCONV_PHASES_WGRAD_SQUARE(X) X(128) X(64)
 #define UPCONV_PHASES_WGRAD_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
 
 // Runs of grad_output's rows: boxes of `bytes` of some channels, in words.
@@ -90,8 +91,20 @@ cudaError_t launch_wide(const PhasesWgradParams& p, int multiprocessors, cudaStr
   return launch_way<Way, N>(p, gy, multiprocessors, stream);
 }
 
+template <typename Operand, int N>
+cudaError_t launch_square(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
+  CUtensorMap gy{};
+  const cudaError_t error = describe_runs<Operand>(p, square_bytes(p), kGradRows, false, &gy);
+  if (error != cudaSuccess) return error;
+  return launch_way<Square<Operand>, N>(p, gy, multiprocessors, stream);
+}
+
 template <typename Operand>
 cudaError_t launch(const PhasesWgradParams& p, int multiprocessors, cudaStream_t stream) {
+#define UPCONV_TRY(n) \
+  if (p.square && p.tile_n == n) return launch_square<Operand, n>(p, multiprocessors, stream);
+  UPCONV_PHASES_WGRAD_SQUARE(UPCONV_TRY)
+#undef UPCONV_TRY
 #define UPCONV_TRY(n, many)                               \
   if (p.tile_n == n && p.stride_x == 2 && p.rows == many) \
     return launch_two<Operand, many, n>(p, multiprocessors, stream);
@@ -116,7 +129,9 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
                     plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
-                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0;
+                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 &&
+                    (!plan->square || wgrad_phases::square_bytes(*plan) <=
+                                          4 * wgrad_phases::kInputBytes + wgrad_phases::kPiece);
   if (fits) plan->shape = wgrad_phases::shape_of(*plan);
   return fits;
 }

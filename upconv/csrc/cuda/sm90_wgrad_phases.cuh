@@ -1,5 +1,5 @@
 // The weight's gradient on Hopper for all phases of a row: stride 2, padding 1, 3 or 4 taps in it,
-// or stride 4 or 8 with multiples of 4:
+// stride 4 or 8 with multiples of 4, or kernel and stride 2 x 2:
 // gw[ci, co, k] = sum over images and pixels i of x[ci, i] * gy[co, i * stride + k - padding].
 //
 // The idea. Pixels are the reduced dimension K, in parts of 128 bytes of x: some of a row, or whole
@@ -8,7 +8,7 @@
 // a quad, are two products, inner and outer, and a thread that loads four words has its rows of
 // both. A register may be loaded from anywhere, so that shifts and phases cost nothing. Of a kernel
 // of 3 the fourth tap is computed in vain. How gy comes to shared memory and to registers is the
-// work of a Way: Two (stride 2) or Wide.
+// work of a Way: Two (stride 2), Wide, or Square.
 //
 // Thread blocks share the pixels ("workers"); each writes its sums to the workspace, and a second
 // kernel adds them in a fixed order. Where the bias's gradient is wanted, those rows of taps that
@@ -21,6 +21,7 @@
 //            empty[stage]  the 8 warps of the consumers
 #pragma once
 
+#include "sm90_wgrad_phases_square.cuh"
 #include "sm90_wgrad_phases_two.cuh"
 #include "sm90_wgrad_phases_wide.cuh"
 #include "wgmma_registers.cuh"

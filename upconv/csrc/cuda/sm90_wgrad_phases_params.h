@@ -9,31 +9,32 @@
 
 namespace upconv {
 
-#define UPCONV_PHASES_WGRAD_FIELDS(X)                          \
-  X(operand) /* 0 TF32, 1 BF16, 2 FP16 */                      \
-  X(tile_n)  /* input channels of a tile */                    \
-  X(workers) /* that share the pixels */                       \
-  X(stages)                                                    \
-  X(rows)      /* of x in a part; more than one: whole rows */ \
-  X(job_quads) /* four taps side by side: so many of a job */  \
-  X(sums)      /* the bias's gradient is added up as well */   \
-  X(batch)                                                     \
-  X(in_channels)                                               \
-  X(in_d)                                                      \
-  X(in_h)                                                      \
-  X(in_w)                                                      \
-  X(out_channels)                                              \
-  X(out_d)                                                     \
-  X(out_h)                                                     \
-  X(out_w)                                                     \
-  X(kernel_z)                                                  \
-  X(kernel_y)                                                  \
-  X(kernel_x)                                                  \
-  X(stride_z)                                                  \
-  X(stride_y)                                                  \
-  X(stride_x)                                                  \
-  X(pad_z)                                                     \
-  X(pad_y)                                                     \
+#define UPCONV_PHASES_WGRAD_FIELDS(X)                             \
+  X(operand) /* 0 TF32, 1 BF16, 2 FP16 */                         \
+  X(tile_n)  /* input channels of a tile */                       \
+  X(workers) /* that share the pixels */                          \
+  X(stages)                                                       \
+  X(rows)      /* of x in a part; more than one: whole rows */    \
+  X(job_quads) /* four taps side by side: so many of a job */     \
+  X(square)    /* pixels of a row, where a quad is 2 x 2; or 0 */ \
+  X(sums)      /* the bias's gradient is added up as well */      \
+  X(batch)                                                        \
+  X(in_channels)                                                  \
+  X(in_d)                                                         \
+  X(in_h)                                                         \
+  X(in_w)                                                         \
+  X(out_channels)                                                 \
+  X(out_d)                                                        \
+  X(out_h)                                                        \
+  X(out_w)                                                        \
+  X(kernel_z)                                                     \
+  X(kernel_y)                                                     \
+  X(kernel_x)                                                     \
+  X(stride_z)                                                     \
+  X(stride_y)                                                     \
+  X(stride_x)                                                     \
+  X(pad_z)                                                        \
+  X(pad_y)                                                        \
   X(pad_x)
 
 // What follows from the fields, computed once: whoever adds up would take longer to divide than to
