@@ -112,15 +112,18 @@ CONSTANTS = {
         *("READ_BYTES", "STORE_BYTES"),
     ),
     sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
-    sm90_patch_wgrad: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+    sm90_patch_wgrad: (
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "LINE_CYCLES", "READ_BYTES", "SUM_BYTES"),
+    ),
     sm90_phases_wgrad: (
-        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "WIDE_FACTOR", "READ_BYTES", "SUM_BYTES"),
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "WIDE_FACTOR", "LINE_CYCLES", "FILL_CYCLES"),
+        *("READ_BYTES", "SUM_BYTES"),
     ),
 }
 
 
 PLANNERS = {
-    "patches": (sm90_patch, sm90_patch_wgrad),
+    "patches": (sm90_patch, sm90_patch_wgrad, sm90_phases_wgrad),
     "phases": (sm90_phases, sm90_phases_wgrad),
 }
 
@@ -129,8 +132,8 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
     """The kernel for such layers, and the one for all layers."""
     patches = problem.kernel == problem.stride
     if problem.direction == "grad_weight":
-        narrow = patches and problem.kernel[-1] == 2
-        return sm90_patch_wgrad if narrow else sm90_phases_wgrad, sm90_wgrad
+        rows = patches and problem.kernel[-1] == 2 and not sm90_phases_wgrad.square_rows(problem)
+        return sm90_patch_wgrad if rows else sm90_phases_wgrad, sm90_wgrad
     return sm90_patch if patches else sm90_phases, sm90
 
 

@@ -54,9 +54,10 @@ UNIT_CYCLES = 960.0
 STAGE_FACTOR = 0.977
 WIDE_FACTOR = 1.09
 """For strides other than 2."""
-LINE_CYCLES, FILL_CYCLES = 3.5, 1.6
-"""That TMA takes for each line of 128 bytes it touches, and for each row of x that it fills up with
-zeros."""
+LINE_CYCLES = 3.5
+"""That TMA takes for each line of 128 bytes it touches, 2 x 2."""
+FILL_CYCLES = 1.6
+"""That it takes for each row of x that it fills up with zeros."""
 EMPTY_CYCLES = 1000.0
 """That TMA takes to make a box of zeros of what is beyond a row."""
 READ_BYTES = 3.35e6
