@@ -53,6 +53,7 @@ PATCH_SWEEP = [
     (2, 520, 24, (8, 32), 2, torch.float32),
     (2, 64, 72, (8, 32), 2, torch.bfloat16),
     (2, 24, 16, (3, 5, 16), 2, torch.float32),
+    (2, 24, 16, (4, 28), 2, torch.float16),
     (2, 24, 16, (6, 10), 4, torch.float32),
     (2, 24, 16, (8, 32), 4, torch.float16),
 ]
@@ -132,11 +133,12 @@ def patch_sweep() -> None:
                 operator(x.contiguous(memory_format=torch.channels_last), w, None, kernel)
             y = operator(x, w, None, kernel)
             gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
-        with torch.no_grad(), ops.forced(sm90_patch_wgrad.KERNEL):
-            rest = (w.shape, step, none, none, 1, ones)
-            gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, *rest)
-        torch.cuda.synchronize()
-        assert all(bool(torch.isfinite(each).all()) for each in (y, gx, gw, gb))
+        rest = (w.shape, step, none, none, 1, ones)
+        for name in (sm90_patch_wgrad.KERNEL, sm90_phases_wgrad.KERNEL):
+            with torch.no_grad(), ops.forced(name):
+                gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, *rest)
+            torch.cuda.synchronize()
+            assert all(bool(torch.isfinite(each).all()) for each in (y, gx, gw, gb))
         print("clean, patches", batch, cin, cout, size, kernel, dtype)
 
 
