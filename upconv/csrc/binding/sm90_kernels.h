@@ -225,9 +225,16 @@ inline CudaKernel::Prepared read_phases_wgrad(const CallSizes& call,
   auto plan = std::make_shared<PhasesWgradParams>();
   if (!read_phases_wgrad_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
     return nullptr;
-  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
-  const int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
-  const int64_t kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
+  int64_t kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  if (plan->square) {  // some rows of the layer are one of the plan's, with all four taps side by
+                       // side
+    const int64_t rows = plan->in_w / plan->square;
+    in[1] *= rows, in[2] = plan->square;
+    out[1] *= 2 * rows, out[2] /= 2 * rows;
+    kernel[1] *= 2, kernel[2] /= 2;
+  }
   const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
                     plan->in_channels == call.in_channels &&
                     plan->out_channels == call.out_channels && std::equal(in, in + 3, call.in) &&

@@ -126,12 +126,13 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
+  const bool square_fits =
+      plan->square == 0 || (plan->square > 0 && plan->in_w > 0 && plan->in_w % plan->square == 0 &&
+                            wgrad_phases::square_bytes(*plan) <= wgrad_phases::kMostSquareBytes);
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
                     plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
-                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 &&
-                    (!plan->square || wgrad_phases::square_bytes(*plan) <=
-                                          4 * wgrad_phases::kInputBytes + wgrad_phases::kPiece);
+                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 && square_fits;
   if (fits) plan->shape = wgrad_phases::shape_of(*plan);
   return fits;
 }

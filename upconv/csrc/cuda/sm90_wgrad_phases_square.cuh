@@ -15,6 +15,7 @@ namespace upconv::wgrad_phases {
 
 // --- Configuration ---------------------------------------------------------------------------
 
+constexpr int kMostSquareBytes = 4 * kInputBytes + kPiece;
 // Of a channel of gy: an odd number of pieces, so that 8 channels lie on different banks.
 __host__ __device__ inline int square_bytes(const PhasesWgradParams& p) {
   const int bytes = p.out_w * (p.operand == 0 ? 4 : 2);
@@ -30,9 +31,9 @@ struct Square {
   static constexpr bool kWide = kNumber == 4;
   static constexpr bool kAddsBias = true;
   static constexpr int kArrivals = 1;
-  static constexpr int kZeroBytes = 0;                                   // TMA does it
-  static constexpr int kBytes = kGradRows * (4 * kInputBytes + kPiece);  // room for any row
-  static constexpr int kPixels = kPiece / kNumber, kOwn = kPixels / 4;   // of a group, a thread
+  static constexpr int kZeroBytes = 0;  // TMA does it
+  static constexpr int kBytes = kGradRows * kMostSquareBytes;
+  static constexpr int kPixels = kPiece / kNumber, kOwn = kPixels / 4;  // of a group, a thread
 
   const uint32_t place;     // the thread's channel in a stage
   const uint32_t second;    // from one row of a patch to the other
