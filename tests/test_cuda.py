@@ -14,7 +14,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import upconv
-from upconv import ops
+from upconv import ops, plans
 
 pytestmark = pytest.mark.gpu
 
@@ -373,3 +373,26 @@ def test_a_tensor_beyond_two_to_the_31_elements() -> None:
         expected = torch.einsum("chw,co->ohw", x[-1, :, part].double(), w[:, :, 0, 0].double())
         got = y[-1, :, part].double()
         assert float((got - expected).norm() / expected.norm()) <= LIMIT[torch.bfloat16]
+
+
+def test_a_plan_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no crash: planner and libraries of different versions, say."""
+    x, module = layer()
+    weight, rest = module.weight.detach(), ([2, 2], [1, 1], [0, 0], 1, [1, 1])
+    gy = upconv.conv_transpose2d(x, weight, None, 2, 1)
+    asked = plans.record
+    monkeypatch.setattr(plans, "record", lambda key: [*asked(key), 1])
+    plans.clear()
+    try:
+        with (
+            torch.no_grad(),
+            ops.forced(SM90),
+            pytest.raises(RuntimeError, match="kernel 2, .* fit"),
+        ):
+            upconv.conv_transpose2d(x, weight, None, 2, 1)
+        with pytest.raises(RuntimeError, match=r"parameters\) does not fit"):
+            ops.GRADIENTS["grad_weight"](gy, x, weight.shape, *rest)
+    finally:
+        monkeypatch.undo()
+        plans.clear()
+    assert torch.equal(gy, upconv.conv_transpose2d(x, weight, None, 2, 1))

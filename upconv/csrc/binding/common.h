@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,6 +27,24 @@
 namespace upconv {
 
 using at::Tensor;
+
+// ------------------------------------------------------------------------------------------------
+// Error messages
+
+// Text and numbers as one string. TORCH_CHECK would put several parts into a stream, and where the
+// compiler links a C++ library of its own into ours, a number in a stream is the end of the message
+// or of the process: its locale is the other library's.
+inline std::string to_text(const std::string& part) { return part; }
+inline std::string to_text(int64_t part) { return std::to_string(part); }
+inline std::string to_text(at::IntArrayRef parts) {
+  std::string all = "[";
+  for (const int64_t part : parts) all += (all.size() > 1 ? ", " : "") + std::to_string(part);
+  return all + "]";
+}
+template <typename... Parts>
+std::string message(const Parts&... parts) {
+  return (std::string() + ... + to_text(parts));
+}
 
 // ------------------------------------------------------------------------------------------------
 // The numbers that C++ and Python share (upconv/plans.py)
@@ -308,8 +327,9 @@ PlanPointer make_plan_of(PlanCache& cache, const PlanKey& key, const Complete& c
   plan->kernel = static_cast<KernelId>(record[0]);
   plan->params.assign(record.begin() + 1, record.end());
   TORCH_CHECK(plan->kernel == kAten || complete(key, *plan),
-              "upconv: the planner's record (kernel ", record[0], ", ", plan->params.size(),
-              " parameters) does not fit the compiled kernel; planner and library differ");
+              message("upconv: the planner's record (kernel ", record[0], ", ",
+                      static_cast<int64_t>(plan->params.size()),
+                      " parameters) does not fit the compiled kernel; planner and library differ"));
   cache.insert(key, plan);
   return plan;
 }

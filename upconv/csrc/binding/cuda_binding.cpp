@@ -91,10 +91,9 @@ PackedWeights& packed_weights() {
 
 void check(cudaError_t error, const char* what, const PlanKey& key) {
   if (error == cudaSuccess) return;
-  std::string problem;
-  for (int64_t value : key.list()) problem += (problem.empty() ? "" : ", ") + std::to_string(value);
-  TORCH_CHECK(false, "upconv: ", what, " failed: ", cudaGetErrorString(error), " (problem key [",
-              problem, "]); set UPCONV_BACKEND=aten to go on with PyTorch's own operator");
+  TORCH_CHECK(false, message("upconv: ", what, " failed: ", cudaGetErrorString(error),
+                             " (problem key ", key.list(),
+                             "); set UPCONV_BACKEND=aten to go on with PyTorch's own operator"));
 }
 
 Tensor empty_cuda(at::IntArrayRef shape, at::ScalarType type, at::Device device,
@@ -279,9 +278,10 @@ Tensor grad_bias(const Tensor& gy, int64_t ndim) {
   }
   sum.result = result.mutable_data_ptr();
   const cudaError_t error = bias_gradient(sum, stream);
-  TORCH_CHECK(error == cudaSuccess, "upconv: adding up the bias's gradient of a grad_output of ",
-              gy.sizes(), " failed: ", cudaGetErrorString(error),
-              "; set UPCONV_BACKEND=aten to go on with PyTorch's own operator");
+  TORCH_CHECK(error == cudaSuccess,
+              message("upconv: adding up the bias's gradient of a grad_output of ", gy.sizes(),
+                      " failed: ", cudaGetErrorString(error),
+                      "; set UPCONV_BACKEND=aten to go on with PyTorch's own operator"));
   return result;
 }
 
