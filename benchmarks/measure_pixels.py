@@ -113,13 +113,16 @@ CONSTANTS = {
         *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "ROW_CYCLES", "TURN_CYCLES"),
         *("READ_BYTES", "STORE_BYTES"),
     ),
-    sm90_patch: ("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES"),
+    sm90_patch: (
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES", "HIDDEN"),
+    ),
     sm90_patch_wgrad: (
         *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "LINE_CYCLES", "READ_BYTES", "SUM_BYTES"),
     ),
     sm90_phases_wgrad: (
-        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "WIDE_FACTOR", "LINE_CYCLES", "FILL_CYCLES"),
-        *("READ_BYTES", "SUM_BYTES"),
+        *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "WIDE_FACTOR"),
+        *("RUN_BYTES", "WHOLE_CYCLES", "RAGGED_CYCLES"),
+        *("READ_BYTES", "SUM_BYTES", "HIDDEN"),
     ),
 }
 

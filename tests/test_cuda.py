@@ -387,7 +387,7 @@ def test_a_plan_that_does_not_fit_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         with (
             torch.no_grad(),
             ops.forced(SM90),
-            pytest.raises(RuntimeError, match="kernel 2, .* fit"),
+            pytest.raises(RuntimeError, match=r"kernel 2, .* fit"),
         ):
             upconv.conv_transpose2d(x, weight, None, 2, 1)
         with pytest.raises(RuntimeError, match=r"parameters\) does not fit"):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd, prod
+from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -48,21 +48,25 @@ CONSUMERS = 2
 HEADER_BYTES = 1024
 MOST_STAGES = 8
 
-LAUNCH = 11.1
+LAUNCH = 9.24
 """Microseconds, of both kernels; this and what follows as benchmarks/measure_pixels.py fits it."""
-UNIT_CYCLES = 960.0
-STAGE_FACTOR = 0.977
-WIDE_FACTOR = 1.09
+UNIT_CYCLES = 758.0
+STAGE_FACTOR = 0.886
+WIDE_FACTOR = 1.113
 """For strides other than 2."""
-LINE_CYCLES = 3.5
-"""That TMA takes for each line of 128 bytes it touches, 2 x 2."""
-FILL_CYCLES = 1.6
-"""That it takes for each row of x that it fills up with zeros."""
+RUN_BYTES = 30.8
+"""Of grad_output that TMA brings in a cycle, 2 x 2."""
+WHOLE_CYCLES = 1.2
+"""That it takes for a row of x of 128 bytes,"""
+RAGGED_CYCLES = 5.89
+"""and for one that begins anywhere and is filled up."""
 EMPTY_CYCLES = 1000.0
 """That TMA takes to make a box of zeros of what is beyond a row."""
-READ_BYTES = 3.35e6
+HIDDEN = 0.279
+"""Of the shorter of reading and multiplying, what the longer does not hide."""
+READ_BYTES = 3.93e6
 """That the memory gives in a microsecond."""
-SUM_BYTES = 2.29e6
+SUM_BYTES = 2.54e6
 """Of the workspace, written and read in a microsecond."""
 
 
@@ -169,10 +173,10 @@ class Tiling:
 
     @property
     def box_cycles(self) -> float:
-        """Of a part, by the lines of 128 bytes that TMA touches, 2 x 2."""
+        """Of a part: what TMA takes, 2 x 2."""
         row = self.rows * self.problem.in_size[-1] * self.problem.element_bytes
-        lines = self.n * touched(row) + GRAD_ROWS * touched(TAPS * row)
-        return LINE_CYCLES * lines + (FILL_CYCLES * self.n if row < PART_BYTES else 0.0)
+        each = WHOLE_CYCLES if row == PART_BYTES else RAGGED_CYCLES
+        return GRAD_ROWS * TAPS * row / RUN_BYTES + self.n * each
 
     @property
     def empty_cycles(self) -> float:
@@ -189,13 +193,9 @@ class Tiling:
         read = problem.batch * problem.element_bytes * (outer + inner)
         rounds = -(-self.units // hardware.multiprocessors)
         each = -(-self.parts // self.workers) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES
-        busy = max(rounds * each / CLOCK_MHZ, read / READ_BYTES)
+        products, reading = rounds * each / CLOCK_MHZ, read / READ_BYTES
+        busy = max(products, reading) + HIDDEN * min(products, reading)
         return LAUNCH + busy + self.workspace / SUM_BYTES
-
-
-def touched(length: int) -> float:
-    """Lines of 128 bytes that each of some runs of so many bytes, end to end, touches."""
-    return (length + 128 - gcd(length, 128)) / 128
 
 
 def square_rows(problem: Problem) -> int:
