@@ -1,12 +1,12 @@
 // The weight's gradient of all phases of a row: how grad_output comes to the tensor cores where
 // kernel and stride are 2 x 2 and rows are short (mask heads of 14 x 14, decoders of 28 x 28).
 //
-// A quad is all four taps of a pixel. Below whole rows of x both rows of their patches lie one after
-// the other in gy: one run of numbers for each channel, which TMA brings. (It takes as long for a
-// short row as for a long one, and twice as long for one that begins on no 128 bytes: row by row,
-// in sm90_wgrad_patch.cuh, such images take twice the time of others.) So the plan has those rows
-// as one row, `in_w` pixels of x and four times as many numbers of gy.
-// Nothing is rounded to TF32 on the way, for the bias's sake; the consumers do it.
+// A quad is all four taps of a pixel. Below whole rows of x both rows of their patches lie one
+// after the other in gy: one run of numbers for each channel, which TMA brings. (It takes as long
+// for a short row as for a long one, and twice as long for one that begins on no 128 bytes: row by
+// row, in sm90_wgrad_patch.cuh, such images take twice the time of others.) So the plan has those
+// rows as one row, `in_w` pixels of x and four times as many numbers of gy. Nothing is rounded to
+// TF32 on the way, for the bias's sake; the consumers do it.
 #pragma once
 
 #include "sm90_wgrad_phases_two.cuh"
