@@ -67,7 +67,7 @@ def patches(draw: st.DrawFn) -> Problem:
     dtype = draw(st.sampled_from(list(LIMIT)))
     deep = draw(st.sampled_from([(), (), (1,), (3,)]))
     kernel = (*(draw(st.integers(1, 3)) for _ in deep), 2, 2)
-    width = 2 * draw(st.integers(1, 64 // dtype.itemsize))
+    width = draw(st.integers(1, 128 // dtype.itemsize))
     problem = Problem.of(
         draw(st.integers(1, 40)),
         draw(st.integers(8, 300)),
