@@ -200,13 +200,13 @@ class Tiling:
 
 def square_rows(problem: Problem) -> int:
     """Rows of x that a part has where a quad is 2 x 2: as many as divide an image's and begin on
-    16 bytes. Zero: the layer is no such one, or its rows are longer, or not of whole words."""
+    16 bytes. Zero: the layer is no such one, or its rows are longer, or of odd length."""
     if problem.kernel[-2:] != (2, 2) or problem.kernel != problem.stride:
         return 0
     if any(problem.padding) or any(problem.output_padding):
         return 0
     height, row = problem.in_size[-2], problem.in_size[-1] * problem.element_bytes
-    if row % 4:  # a thread's two pixels of 16 bits are of one row
+    if problem.in_size[-1] % 2:  # a thread's two pixels of 16 bits are of one row
         return 0
     rows = range(1, PART_BYTES // row + 1)
     return max((n for n in rows if height % n == 0 and n * row % PIECE_BYTES == 0), default=0)

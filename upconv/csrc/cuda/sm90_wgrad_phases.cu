@@ -128,7 +128,7 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
 #undef UPCONV_READ
   const bool square_fits =
       plan->square == 0 || (plan->square > 0 && plan->in_w > 0 && plan->in_w % plan->square == 0 &&
-                            (plan->operand == 0 || plan->square % 2 == 0) &&
+                            plan->square % 2 == 0 &&
                             wgrad_phases::square_bytes(*plan) <= wgrad_phases::kMostSquareBytes);
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
