@@ -57,9 +57,9 @@ WIDE_FACTOR = 1.113
 RUN_BYTES = 30.8
 """Of grad_output that TMA brings in a cycle, 2 x 2."""
 WHOLE_CYCLES = 1.2
-"""That it takes for a row of x of 128 bytes,"""
+"""That TMA takes for a row of x of 128 bytes."""
 RAGGED_CYCLES = 5.89
-"""and for one that begins anywhere and is filled up."""
+"""That it takes for one that begins anywhere and is filled up with zeros."""
 EMPTY_CYCLES = 1000.0
 """That TMA takes to make a box of zeros of what is beyond a row."""
 HIDDEN = 0.279

@@ -228,8 +228,8 @@ inline CudaKernel::Prepared read_phases_wgrad(const CallSizes& call,
   int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
   int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
   int64_t kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
-  if (plan->square) {  // some rows of the layer are one of the plan's, with all four taps side by
-                       // side
+  // Some rows of the layer are one of the plan's, with all four taps side by side.
+  if (plan->square) {
     const int64_t rows = plan->in_w / plan->square;
     in[1] *= rows, in[2] = plan->square;
     out[1] *= 2 * rows, out[2] /= 2 * rows;

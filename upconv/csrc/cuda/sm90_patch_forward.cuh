@@ -174,9 +174,7 @@ struct Forward {
     const int image = block.whole ? block.image : block.image + (number >> p.shape.rest_shift);
     const int pixel = block.pixel + (block.whole ? number : number & (p.rest_pixels - 1));
     if (image >= p.batch || pixel >= pixels_of(p)) return nullptr;
-    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row);
-    const uint32_t place = z * p.shape.slice_step + (row - z * p.in_h) * p.shape.row_step +
-                           (pixel - row * p.in_w) * p.step_x;
+    const uint32_t place = first_output(p, pixel);
     const int64_t channel = static_cast<int64_t>(image) * p.out_channels + first_channel(group);
     return static_cast<Element*>(p.result) + channel * p.shape.area + place;
   }

@@ -78,9 +78,7 @@ struct ForwardLast {
   __device__ __forceinline__ Element* output(int number) const {
     const int image = p.shape.by_pixels(number), pixel = number - image * pixels_of(p);
     if (image >= p.batch) return nullptr;
-    const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row);
-    const uint32_t place = z * p.shape.slice_step + (row - z * p.in_h) * p.shape.row_step +
-                           (pixel - row * p.in_w) * p.step_x;
+    const uint32_t place = first_output(p, pixel);
     return static_cast<Element*>(p.result) + (image * p.shape.area + place) * p.out_channels;
   }
 

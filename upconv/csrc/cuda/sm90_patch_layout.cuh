@@ -72,6 +72,13 @@ inline PatchShape shape_of(const PatchParams& p) {
   return s;
 }
 
+// The first output of a pixel, of those of a channel.
+__device__ __forceinline__ uint32_t first_output(const PatchParams& p, int pixel) {
+  const int row = p.shape.by_in_w(pixel), z = p.shape.by_in_h(row);
+  return z * p.shape.slice_step + (row - z * p.in_h) * p.shape.row_step +
+         (pixel - row * p.in_w) * p.step_x;
+}
+
 // A unit of work is a group of columns of `kConsumers` blocks of pixels.
 template <typename Way>
 __host__ __device__ int unit_count(const PatchParams& p) {

@@ -20,6 +20,7 @@ constexpr int kTeam = 128, kTeams = 4, kAddThreads = kTeam * kTeams;
 constexpr int kRowInputs = 8;     // input channels of a block that writes rows
 constexpr int kFewWorkers = 3;    // with more, a row takes too long
 constexpr int kManyWorkers = 32;  // with fewer, teams cost more than they gain
+constexpr int kBatch = 16;        // workers that a thread reads from at a time
 constexpr int kMostRowTaps = 20;  // of a weight written in rows: 43 KB of shared memory
 
 // In shared memory, taps of neighbouring channels are on different banks.
@@ -53,13 +54,13 @@ inline int add_bytes(const WgradParams& p) {
 // --- Sums of workers -------------------------------------------------------------------------
 
 // One accumulator of a thread of every `step`-th worker of a job.
-template <int kBatch>
+template <int kMany>
 __device__ __forceinline__ float worker_sum(const WgradParams& p, int number, int channels, int at,
                                             int worker, int step) {
   const int64_t block_sums =
       static_cast<int64_t>(p.consumers) * p.groups * p.run * (p.tile_n / 2) * kTeam;
   const float* source = p.workspace + static_cast<int64_t>(at) * kTeam + threadIdx.x % kTeam;
-  return ordered_sum<kBatch, float>(worker, p.job[number].workers, step, [&](int each) {
+  return ordered_sum<kMany, float>(worker, p.job[number].workers, step, [&](int each) {
     return source[block_of(p, each, number, channels) * block_sums];
   });
 }
@@ -87,7 +88,7 @@ __device__ __forceinline__ void add_accumulator(const WgradParams& p, float* sha
   const int tap = i / half % p.run;
   const bool there = c < job.consumers && tap < run.count;
   shared[threadIdx.x] =
-      there ? worker_sum<16>(p, number, channels, c * sums + i, team, teams) : 0.f;
+      there ? worker_sum<kBatch>(p, number, channels, c * sums + i, team, teams) : 0.f;
   __syncthreads();
   if (team > 0 || !there) return;
   float sum = shared[threadIdx.x];
