@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sm90_on_cpu
 from hypothesis import assume, given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
 from pixel_kernels import MULTIPROCESSORS, check, measurements
+from sm90_references import expected, expected_grad_input
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
 from upconv.planner.sm90_tiling import OPERANDS
@@ -42,8 +44,10 @@ def test_the_fields_are_those_of_the_header() -> None:
 
 def test_the_tiles_are_those_that_are_compiled() -> None:
     source = (CUDA / "sm90_patch.cu").read_text()
-    line = next(each for each in source.splitlines() if "define UPCONV_PATCH_TILES" in each)
-    assert re.findall(r"X\((\d+)\)", line) == [str(n) for n in sm90_patch.TILES]
+    for name, tiles in (("", sm90_patch.TILES), ("STRICT_", sm90_patch.STRICT_TILES)):
+        define = f"define UPCONV_PATCH_{name}TILES"
+        line = next(each for each in source.splitlines() if define in each)
+        assert re.findall(r"X\((\d+)\)", line) == [str(n) for n in tiles]
 
 
 REFUSED = {
@@ -56,7 +60,10 @@ REFUSED = {
         layer((32, 32), 2, channels_last=True, direction="grad_input"),
         "contiguous layout only, for gradients",
     ),
-    "strict": (layer((32, 32), 2, tf32=False), "fp32_precision forbids"),
+    "strict channels_last": (
+        layer((32, 32), 2, tf32=False, channels_last=True),
+        "where float32 must not be rounded",
+    ),
     "float64": (layer((32, 32), 2, dtype="float64"), "no float64 form"),
     "width": (layer((32, 31), 2), "even number of pixels, not 31"),
     "patch": (layer((32, 32), 3), "a multiple of 4, wide, not 3"),
@@ -133,7 +140,7 @@ def problems(draw: st.DrawFn, direction: str) -> Problem:
         kernel,
         kernel,
         dtype=dtype,
-        tf32=True,
+        tf32=last or draw(st.booleans()),
         bias=draw(st.booleans()),
         channels_last=last,
         direction=direction,
@@ -168,6 +175,9 @@ WHOLE = {
     "slices stay slices": layer((3, 4, 8), (1, 2, 2), dtype="bfloat16"),
     "a signal": layer((96,), 2),
     "K of many stages": layer((4, 8), 2, in_channels=520, out_channels=8),
+    "strict": layer((14, 14), 2, batch=3, tf32=False),
+    "strict, patches 4 wide": layer((6, 8), 4, tf32=False),
+    "strict, a volume": layer((3, 4, 8), 2, tf32=False, in_channels=136),
     "channels_last": layer((8, 16), 2, channels_last=True),
     "channels_last, odd rows": layer((5, 7), 3, batch=3, channels_last=True),
     "channels_last in 16 bits": layer((7, 7), 2, channels_last=True, dtype="bfloat16"),
@@ -182,7 +192,8 @@ WHOLE = {
 def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
     problem = WHOLE[name]
     found = tilings(problem)
-    assert {tiling.n for tiling in found} == set(sm90_patch.TILES)
+    wanted = sm90_patch.STRICT_TILES if problem.strict else sm90_patch.TILES
+    assert {tiling.n for tiling in found} == set(wanted)
     for tiling in found:
         check(library, sm90_patch.record(tiling), problem, 0)
 
@@ -197,6 +208,8 @@ BACK = {
     "slices stay slices": layer((2, 2, 32), (1, 2, 2), dtype="float16"),
     "a signal": layer((96,), 2),
     "many channels": layer((2, 16), 2, in_channels=300, out_channels=70),
+    "strict": layer((5, 14), 2, batch=3, tf32=False),
+    "strict, a volume": layer((2, 3, 16), 2, tf32=False, out_channels=70),
 }
 
 
@@ -205,6 +218,103 @@ def test_every_tiling_of_the_gradient(library: ctypes.CDLL, name: str) -> None:
     problem = replace(BACK[name], direction="grad_input")
     for tiling in tilings(problem):
         check(library, sm90_patch.record(tiling), problem, 0)
+
+
+# --- float32 that must not be rounded ------------------------------------------------------------
+
+
+def computed(
+    library: ctypes.CDLL, problem: Problem, x: np.ndarray, w: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What the kernel makes of float32, what it should be, and that if nothing cancelled."""
+    reference = expected if problem.direction == "forward" else expected_grad_input
+    none = (np.zeros(problem.out_channels),) if problem.direction == "forward" else ()
+    exact = x.astype(np.float64), w.astype(np.float64)
+    wanted, largest = (reference(problem, *f(exact), *none) for f in (tuple, absolute))
+    record = sm90_patch.record(tilings(problem)[0])
+    y = sm90_on_cpu.run(library, record, x, w, None, wanted.shape, MULTIPROCESSORS)
+    return y, wanted, largest
+
+
+def absolute(values: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    return [np.abs(each) for each in values]
+
+
+STRICT = {
+    "forward": layer((4, 8), 2, tf32=False, in_channels=264),
+    "grad_input": layer((4, 8), 2, tf32=False, out_channels=66, direction="grad_input"),
+}
+
+
+@pytest.mark.parametrize("direction", STRICT)
+def test_float32_that_must_not_be_rounded_keeps_its_bits(
+    library: ctypes.CDLL, direction: str
+) -> None:
+    """TF32 alone leaves 3e-4; the stand-in truncates sums as the tensor cores do."""
+    problem = STRICT[direction]
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    sides = {"forward": (problem.in_channels, problem.in_size)}
+    channels, size = sides.get(direction, (problem.out_channels, problem.out_size))
+    x = normal(problem.batch, channels, *size)
+    w = normal(problem.in_channels, problem.out_channels, *problem.kernel)
+    y, wanted, _ = computed(library, problem, x, w)
+    assert np.linalg.norm(y - wanted) / np.linalg.norm(wanted) < 3e-7
+
+
+@pytest.mark.parametrize("sizes", [(-1, 5), (-36, 0), (-40, 36), (28, 35), (-43, -37)])
+def test_numbers_of_every_size_keep_their_bits(
+    library: ctypes.CDLL, sizes: tuple[int, int]
+) -> None:
+    """FP16 ends at 65504: each pixel has a size of its own, and all are as exact as float32."""
+    problem = layer((8, 16), 2, tf32=False, batch=1)
+    rng = np.random.default_rng(0)
+    size = 10.0 ** rng.permutation(np.linspace(*sizes, 128)).reshape(8, 16)
+    x = (rng.uniform(0.5, 1, (1, 40, 8, 16)) * size).astype(np.float32)
+    w = rng.uniform(-1, 1, (40, 24, 2, 2)).astype(np.float32)
+    w *= 10.0 ** rng.integers(-3, 1, (1, 24, 1, 1))  # every channel, too
+    y, wanted, largest = computed(library, problem, x, w)
+    error = np.abs(y - wanted) - 2.0**-137  # denormal numbers have fewer bits
+    assert (error / largest).max() < 3e-7
+
+
+@pytest.mark.parametrize("sizes", [(1e-30, 1.0), (1.0, 1e-30), (1.0, 1e30), (1e-38, 1e37)])
+def test_stages_of_different_size_add_up(library: ctypes.CDLL, sizes: tuple[float, float]) -> None:
+    """The first 32 channels, and the others: sums are kept in a unit that fits the larger ones."""
+    problem = layer((4, 8), 2, tf32=False, batch=1)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.5, 1, (1, 40, 4, 8))
+    x[:, :32] *= sizes[0]
+    x[:, 32:] *= sizes[1]
+    w = rng.uniform(-1, 1, (40, 24, 2, 2)).astype(np.float32)
+    y, wanted, largest = computed(library, problem, x.astype(np.float32), w)
+    assert (np.abs(y - wanted) / largest).max() < 3e-7
+
+
+def test_a_large_number_whose_weight_is_zero_costs_no_bits(library: ctypes.CDLL) -> None:
+    """Of what lies beside it: tails are kept 2^11 times as large as they are."""
+    problem = layer((4, 8), 2, tf32=False, batch=1)
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.5, 1, (1, 40, 4, 8)).astype(np.float32)
+    w = rng.uniform(-1, 1, (40, 24, 2, 2)).astype(np.float32)
+    x[:, 3], w[3] = 3.4e8, 0
+    y, wanted, largest = computed(library, problem, x, w)
+    assert (np.abs(y - wanted) / largest).max() < 3e-7
+
+
+def test_infinities_and_nan_pass_the_split(library: ctypes.CDLL) -> None:
+    """As IEEE 754 has it, whatever the tails of the numbers that they meet."""
+    problem = layer((1, 8), (1, 2), tf32=False, batch=1, in_channels=8, out_channels=8)
+    x = np.ones((1, 8, 1, 8), dtype=np.float32) / 3
+    x[0, 0, 0] = [np.inf, -np.inf, np.nan, 3.4e8, -3.4e8, 1.0, 0.1, 0.0]
+    w = np.ones((8, 8, 1, 2), dtype=np.float32) / 3
+    w[0, :, 0, 0] = [0.1, -0.3, 1.0, np.inf, -np.inf, np.nan, 0.0, 1e-3]
+    with np.errstate(invalid="ignore"):
+        y, wanted, _ = computed(library, problem, x, w)
+    np.testing.assert_allclose(y, wanted, rtol=1e-6)
+
+
+# --- Blocks --------------------------------------------------------------------------------------
 
 
 def test_what_is_left_over_of_an_image_is_not_computed_alone() -> None:
@@ -220,6 +330,7 @@ def test_what_is_left_over_of_an_image_is_not_computed_alone() -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     kernels = 3 * len(OPERANDS) * (len(sm90_patch.TILES) + 1)  # and those that pack
+    kernels += 2 * (len(sm90_patch.STRICT_TILES) + 2)
     assert spilled_bytes(CUDA / "sm90_patch.cu", tmp_path) == [0] * kernels
 
 

@@ -15,7 +15,10 @@ SPLIT_WIDTHS = (64, 104, 112, 128)
 """The same for split operands, whose tiles are twice as wide."""
 
 REGISTER_WIDTHS = (32, 48, 64, 128, 256)
-"""N of the form whose first operand comes from registers: the weight's gradient."""
+"""N of the form whose first operand comes from registers: pixels, and the weight's gradient."""
+
+SPLIT_REGISTER_WIDTHS = (64, 128)
+"""The same for split operands."""
 
 OPERANDS = {"Tf32": ("tf32", 8), "Bf16": ("bf16", 16), "Fp16": ("f16", 16)}
 """Operand struct in the kernel -> PTX type and depth K of one instruction."""
@@ -50,6 +53,7 @@ REGISTER_HEADER = """\
 //
 // WgmmaRegisters<Operand, N>::run(d, a, b): d[64 x N] += A[64 x K] * B[N x K]^T. A comes from four
 // registers of each thread, B by a shared-memory descriptor, K-major; fp32 accumulators.
+// Split operands start many sums: where `adds` is false, d is overwritten, whatever it holds.
 #pragma once
 
 #include <cstdint>
@@ -60,6 +64,7 @@ namespace upconv {
 struct Tf32;
 struct Bf16;
 struct Fp16;
+struct Split;
 
 template <typename Operand, int N>
 struct WgmmaRegisters;
@@ -83,16 +88,19 @@ def accumulators(width: int) -> tuple[list[str], list[str]]:
     return [f"%{i}" for i in range(count)], [f'"+f"(d[{i}])' for i in range(count)]
 
 
+def adds_predicate(struct: str, place: int) -> tuple[str, str, str, str, str]:
+    """Of an operand that starts sums: argument, begin and end of the text, the flag, its value."""
+    if struct != SPLIT:
+        return "", "", "", "1", ""
+    begin = f'        "{{ .reg .pred adds; setp.ne.b32 adds, %{place}, 0; "\n'
+    return ", bool adds", begin, " }", "adds", ', "r"(static_cast<int>(adds))'
+
+
 def wrapper(struct: str, kind: str, depth: int, width: int) -> str:
     count = width // 2
     registers, outputs = accumulators(width)
     transpose = "" if kind == "tf32" else ", 0, 0"
-    argument = begin = end = value = ""
-    adds = "1"
-    if struct == SPLIT:
-        argument, value, adds = ", bool adds", ', "r"(static_cast<int>(adds))', "adds"
-        begin = f'        "{{ .reg .pred adds; setp.ne.b32 adds, %{count + 2}, 0; "\n'
-        end = " }"
+    argument, begin, end, adds, value = adds_predicate(struct, count + 2)
     return f"""
 template <>
 struct Wgmma<{struct}, {width}> {{
@@ -113,21 +121,22 @@ struct Wgmma<{struct}, {width}> {{
 def register_wrapper(struct: str, kind: str, depth: int, width: int) -> str:
     count = width // 2
     registers, outputs = accumulators(width)
-    transpose = "" if struct == "Tf32" else ", 0"
+    transpose = "" if kind == "tf32" else ", 0"
     a = ", ".join(f"%{count + i}" for i in range(4))
     inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
+    argument, begin, end, adds, value = adds_predicate(struct, count + 5)
     return f"""
 template <>
 struct WgmmaRegisters<{struct}, {width}> {{
   static __device__ __forceinline__ void run(
-      float (&d)[{count}], const uint32_t (&a)[4], uint64_t b) {{
+      float (&d)[{count}], const uint32_t (&a)[4], uint64_t b{argument}) {{
     asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kind}.{kind} {{"
+{begin}        "wgmma.mma_async.sync.aligned.m64n{width}k{depth}.f32.{kind}.{kind} {{"
 {lines(registers, "        ", '"')}
-        "}}, {{{a}}}, %{count + 4}, 1, 1, 1{transpose};"
+        "}}, {{{a}}}, %{count + 4}, {adds}, 1, 1{transpose};{end}"
         :
 {lines(outputs, "        ")}
-        : {inputs}, "l"(b));
+        : {inputs}, "l"(b){value});
   }}
 }};
 """
@@ -138,6 +147,9 @@ def register_text() -> str:
         register_wrapper(struct, kind, depth, width)
         for struct, (kind, depth) in OPERANDS.items()
         for width in REGISTER_WIDTHS
+    )
+    body += "".join(
+        register_wrapper(SPLIT, *OPERANDS["Fp16"], width) for width in SPLIT_REGISTER_WIDTHS
     )
     return REGISTER_HEADER + body + FOOTER
 

@@ -35,6 +35,16 @@ inline uint32_t to_bfloat16s(float low, float high) {
   return to_bfloat16(low).bits | static_cast<uint32_t>(to_bfloat16(high).bits) << 16;
 }
 
+inline uint32_t most_of_four(uint32_t v) {
+  static uint32_t shown[1024];
+  shown[threadIdx.x] = v;
+  __syncwarp();
+  const uint32_t* of = shown + threadIdx.x / 4 * 4;
+  v = max(max(of[0], of[1]), max(of[2], of[3]));
+  __syncwarp();
+  return v;
+}
+
 // Shared addresses are offsets, from 1024 on: 0 would hide a mistake.
 constexpr uint32_t kBase = 1024;
 inline unsigned char* shared_pointer(uint32_t address, uint32_t bytes) {
@@ -225,8 +235,9 @@ struct Wgmma : Product<Operand, N> {
 template <typename Operand, int N>
 struct WgmmaRegisters : Product<Operand, N> {
   using Base = Product<Operand, N>;
-  static void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b) {
+  static void run(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b, bool adds = true) {
     static uint32_t shown[1024][4];
+    if (!adds) std::fill(d, d + N / 2, 0.f);
     std::copy(a, a + 4, shown[threadIdx.x]);
     __syncwarp();
     constexpr int kEach = 4 / Base::kBytes;  // numbers of a register

@@ -15,33 +15,39 @@ from math import prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
-from .sm90 import rounding_legality
+from .sm90 import legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_tiling import OPERANDS
+from .sm90_tiling import OPERANDS, SPLIT
 from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch"
 
 TILES = (256, 128, 64)
 """Columns of a tile: UPCONV_PATCH_TILES in csrc/cuda/sm90_patch.cu."""
+STRICT_TILES = (128, 64)
+"""The same for float32 that must not be rounded, which takes two registers for each output."""
 BLOCK, CONSUMERS = 64, 2
 """Pixels of a warpgroup, and warpgroups."""
 ROW_BYTES = 128
 """Of a pixel's K in one stage; also of a channel in a box."""
+STEPS, STRICT_STEPS = 4, 6
+"""Products of a stage, 32 bytes of K of the weights each."""
 BOX_BYTES = BLOCK * ROW_BYTES
 HEADER_BYTES = 1024 + CONSUMERS * 1024
 MOST_STAGES = 16
 RING_BYTES = 128 * 1024
 """Of weights that do not stay."""
 LEAST_BOXES, MOST_BOXES = 3, 6
-MOST_DEPTH = 65535 // 8
-"""Stages of K: the kernel that packs has 8 rows of its grid for each."""
+MOST_DEPTH = 65535 // (2 * STRICT_STEPS)
+"""Stages of K: the kernels that pack have two rows of their grid for each product of one."""
 INT = 2**31
 
 LAUNCH = 6.0
 """Microseconds."""
 UNIT_CYCLES = 317.0
 """Of a unit of work besides its stages."""
+CUT_CYCLES = 1000.0
+"""That a stage takes at least where its numbers are cut in two."""
 STAGE_FACTOR = 0.961
 READ_BYTES = 3.92e6
 """That the memory gives in a microsecond."""
@@ -111,11 +117,16 @@ class Tiling:
     @property
     def stage_cycles(self) -> float:
         """Of the tensor cores, or of the port of shared memory, for both consumers."""
-        products = CONSUMERS * 4
+        products = CONSUMERS * steps(self.problem)
         port = products * (16 + self.n / 4) + CONSUMERS * BOX_BYTES / 128
         if not self.resident:
-            port += self.n
-        return max(products * self.n / 2, port)
+            port += self.n * steps(self.problem) / 4
+        return max(products * self.n / 2, port, CUT_CYCLES if self.problem.strict else 0.0)
+
+
+def steps(problem: Problem) -> int:
+    """Products of a stage."""
+    return STRICT_STEPS if problem.strict else STEPS
 
 
 def columns(problem: Problem) -> int:
@@ -140,11 +151,13 @@ def depth(problem: Problem) -> int:
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = rounding_legality(problem, hardware)
+    reason = legality(problem, hardware)
     if reason:
         return reason
     if problem.channels_last and problem.direction != "forward":
         return "reads the contiguous layout only, for gradients"
+    if problem.channels_last and problem.strict:
+        return "reads the contiguous layout only, where float32 must not be rounded"
     if problem.groups > 1:
         return "takes one group of channels"
     if problem.kernel != problem.stride:
@@ -180,8 +193,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem of three dimensions that fits."""
     room = hardware.shared_memory - HEADER_BYTES
-    for n in TILES:
-        stage = n * ROW_BYTES
+    for n in STRICT_TILES if problem.strict else TILES:
+        stage = n * steps(problem) * 32
         for resident in (True, False):
             stages = depth(problem) if resident else RING_BYTES // stage
             boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * BOX_BYTES))
@@ -210,7 +223,7 @@ def fields(tiling: Tiling) -> dict[str, int]:
     """The scalars, in the order of csrc/cuda/sm90_patch_params.h."""
     problem = tiling.problem
     return {
-        "operand": OPERANDS[problem.dtype],
+        "operand": SPLIT if problem.strict else OPERANDS[problem.dtype],
         "channels_last": int(problem.channels_last),
         "backward": int(tiling.backward),
         "tile_n": tiling.n,

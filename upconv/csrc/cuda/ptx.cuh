@@ -254,6 +254,12 @@ __device__ __forceinline__ uint32_t bounded_halves(uint32_t v, uint32_t low, uin
   asm("min.f16x2 %0, %0, %2;\n\tmax.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low), "r"(high));
   return v;
 }
+// The largest value of the four threads that share the rows of a product.
+__device__ __forceinline__ uint32_t most_of_four(uint32_t v) {
+  v = max(v, __shfl_xor_sync(~0u, v, 1));
+  return max(v, __shfl_xor_sync(~0u, v, 2));
+}
+
 // Streaming stores, which CUDA has for its own 16-bit types under this name.
 __device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
 __device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }

@@ -269,7 +269,7 @@ struct BoxLoader {
       }
       uint32_t head[4], tail[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) band.cut(v[2 * k], v[2 * k + 1], head[k], tail[k]);
+      for (int k = 0; k < 4; ++k) cut_inputs(v[2 * k], v[2 * k + 1], band.scale, head[k], tail[k]);
       ptx::store_shared_if(on, target, make_uint4(head[0], head[1], head[2], head[3]));
       ptx::store_shared_if(on, target + tail_step, make_uint4(tail[0], tail[1], tail[2], tail[3]));
     } else if constexpr (kE == 4) {

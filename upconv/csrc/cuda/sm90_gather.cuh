@@ -265,8 +265,8 @@ struct Loader {
       if constexpr (Operand::kSplit) {
         const Band band = bands.band(of_pass >> 4 * entry & 15);
         uint2 head, tail;
-        band.cut(band.own(v.x), band.own(v.y), head.x, tail.x);
-        band.cut(band.own(v.z), band.own(v.w), head.y, tail.y);
+        cut_inputs(band.own(v.x), band.own(v.y), band.scale, head.x, tail.x);
+        cut_inputs(band.own(v.z), band.own(v.w), band.scale, head.y, tail.y);
         ptx::store_shared(target + i * 16, head);
         ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16, tail);
       } else {

@@ -13,7 +13,8 @@ namespace patch {
 
 // Every form the planner may ask for: TILES in upconv/planner/sm90_patch.py is the same list.
 #define UPCONV_PATCH_TILES(X) X(256) X(128) X(64)
-#define UPCONV_PATCH_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
+#define UPCONV_PATCH_STRICT_TILES(X) X(128) X(64)
+#define UPCONV_PATCH_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16) X(3, Split)
 
 // Boxes with rows of 128 bytes, swizzled. Rows that are shorter (what is left over of an image) TMA
 // does not swizzle.
@@ -25,7 +26,9 @@ cudaError_t encode_boxes(const PatchParams& p, const cuuint64_t (&sizes)[5],
   if (!encode) return cudaErrorNotSupported;
   constexpr cuuint32_t kBytes = sizeof(typename Way::Element);
   const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  const auto type = kBytes == 4 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const auto type = Way::Operand::kSplit ? CU_TENSOR_MAP_DATA_TYPE_UINT32
+                    : kBytes == 4        ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
+                                         : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const auto swizzle = box[0] * kBytes == static_cast<cuuint32_t>(kRowBytes)
                            ? CU_TENSOR_MAP_SWIZZLE_128B
                            : CU_TENSOR_MAP_SWIZZLE_NONE;
@@ -105,13 +108,27 @@ cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t 
 template <typename Way>
 cudaError_t launch_pack(const PatchParams& p, const void* weight, void* packed,
                         cudaStream_t stream) {
-  auto kernel = sm90_patch_pack<Way>;
   constexpr int kPackThreads = 256, kNoBytes = 0;
-  const unsigned wide = (column_groups(p) * p.tile_n + kPackThreads - 1) / kPackThreads;
-  const dim3 grid(wide, Way::depth(p) * kSteps * 2);
-  kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
-      p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));
-  return cudaGetLastError();
+  const int columns = column_groups(p) * p.tile_n;
+  const unsigned wide = (columns + kPackThreads - 1) / kPackThreads;
+  if constexpr (Way::Operand::kSplit) {
+    constexpr int kScaleThreads = 1024, kColumns = kScaleThreads / 32;
+    const auto* from = static_cast<const float*>(weight);
+    auto scale = sm90_patch_scale<Way>;
+    auto kernel = sm90_patch_pack_strict<Way>;
+    float* factors = column_factors(p, packed, Way::depth(p));
+    const unsigned blocks = (columns + kColumns - 1) / kColumns;
+    const dim3 grid(wide, Way::depth(p) * kSplitSteps * 2);
+    scale<<<blocks, kScaleThreads, kNoBytes, stream>>>(p, from, factors);
+    kernel<<<grid, kPackThreads, kNoBytes, stream>>>(p, from, static_cast<uint4*>(packed), factors);
+    return cudaGetLastError();
+  } else {
+    auto kernel = sm90_patch_pack<Way>;
+    const dim3 grid(wide, Way::depth(p) * kSteps * 2);
+    kernel<<<grid, kPackThreads, kNoBytes, stream>>>(
+        p, static_cast<const typename Way::Element*>(weight), static_cast<uint4*>(packed));
+    return cudaGetLastError();
+  }
 }
 
 template <typename Operand>
@@ -128,18 +145,33 @@ cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t strea
   return cudaErrorInvalidConfiguration;
 }
 
+template <>
+cudaError_t launch<Split>(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
+#define UPCONV_TRY(n)                                                                      \
+  if (p.tile_n == n) {                                                                     \
+    if (p.backward) return launch_tile<Backward<Split, n>, n>(p, multiprocessors, stream); \
+    return launch_tile<Forward<Split, n>, n>(p, multiprocessors, stream);                  \
+  }
+  UPCONV_PATCH_STRICT_TILES(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
+
 // The width of a tile does not matter for what is asked of the ways here.
 template <typename Operand>
 int64_t packed_bytes(const PatchParams& p) {
   const int64_t depth =
       p.backward ? Backward<Operand, 64>::depth(p) : Forward<Operand, 64>::depth(p);
-  return depth * column_groups(p) * weight_bytes(p);
+  const int factors = Operand::kSplit ? p.tile_n * static_cast<int>(sizeof(float)) : 0;
+  return column_groups(p) * (depth * weight_bytes(p) + factors);
 }
 
 template <typename Operand>
 cudaError_t pack(const PatchParams& p, const void* weight, void* packed, cudaStream_t stream) {
   if (p.backward) return launch_pack<Backward<Operand, 64>>(p, weight, packed, stream);
-  if (p.channels_last) return launch_pack<ForwardLast<Operand, 64>>(p, weight, packed, stream);
+  if constexpr (!Operand::kSplit) {
+    if (p.channels_last) return launch_pack<ForwardLast<Operand, 64>>(p, weight, packed, stream);
+  }
   return launch_pack<Forward<Operand, 64>>(p, weight, packed, stream);
 }
 
@@ -157,7 +189,7 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
                     rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
                     (plan->channels_last || plan->span == 2 || plan->span == 4) &&
                     (plan->channels_last || plan->step_x % plan->span == 0) &&
-                    !(plan->channels_last && plan->backward) &&
+                    !(plan->channels_last && (plan->backward || patch::is_split(*plan))) &&
                     (!plan->backward || plan->step_x == 2);
   if (fits) plan->shape = patch::shape_of(*plan);
   return fits;

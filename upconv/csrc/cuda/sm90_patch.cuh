@@ -32,6 +32,7 @@
 #include "sm90_patch_backward.cuh"
 #include "sm90_patch_forward.cuh"
 #include "sm90_patch_last.cuh"
+#include "sm90_patch_strict.cuh"
 #include "wgmma.cuh"
 #include "wgmma_registers.cuh"
 
@@ -191,7 +192,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {
     ptx::take_registers<232>();
-    Consumer<Way, N>(p, shared).run();
+    if constexpr (Way::Operand::kSplit) {
+      StrictConsumer<Way, N>(p, shared).run();
+    } else {
+      Consumer<Way, N>(p, shared).run();
+    }
   } else {
     ptx::give_registers<40>();
     const int feeder = threadIdx.x / 32 - kConsumerWarps;

@@ -15,6 +15,7 @@ using rings::kBarrierBytes, rings::kBlock, rings::kConsumers, rings::kConsumerWa
 // --- Configuration ---------------------------------------------------------------------------
 
 constexpr int kSteps = 4;       // products of one stage, 32 bytes of K each
+constexpr int kSplitSteps = 6;  // the same of split float32: three products of 16 numbers each
 constexpr int kRowBytes = 128;  // of one channel in a box; 16 of them change places with others
 constexpr int kBoxBytes = kBlock * kSteps * 32;
 constexpr int kTablesAt = kBarrierBytes;  // the header: barriers, and where runs of outputs go
@@ -22,7 +23,10 @@ constexpr int kTableBytes = 128 * 8;  // of a run: its place from a pixel's firs
 constexpr uint32_t kNone = 0xffffffffu;  // no such channel
 constexpr int kHeaderBytes = kTablesAt + kConsumers * kTableBytes;
 
-__host__ __device__ inline int weight_bytes(const PatchParams& p) { return p.tile_n * kSteps * 32; }
+__host__ __device__ inline bool is_split(const PatchParams& p) { return p.operand == 3; }
+__host__ __device__ inline int weight_bytes(const PatchParams& p) {
+  return p.tile_n * (is_split(p) ? kSplitSteps : kSteps) * 32;
+}
 __host__ __device__ inline int shared_bytes(const PatchParams& p) {
   return kHeaderBytes + kConsumers * p.box_stages * kBoxBytes + p.weight_stages * weight_bytes(p);
 }
@@ -50,7 +54,7 @@ inline PatchShape shape_of(const PatchParams& p) {
   s.runs = p.span ? taps_of(p) / p.span : 1;
   s.rest_shift = 0;
   while (1 << s.rest_shift < p.rest_pixels) ++s.rest_shift;
-  const int part = kRowBytes / (p.operand == 0 ? 4 : 2) / 2;  // pixels
+  const int part = kRowBytes / (p.operand == 0 || is_split(p) ? 4 : 2) / 2;  // pixels
   s.row_parts = (p.in_w + part - 1) / part;
   s.area = out_area(p);
   s.row_step = static_cast<uint32_t>(p.in_w) * p.step_x * p.step_y;

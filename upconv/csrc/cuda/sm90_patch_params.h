@@ -9,7 +9,7 @@
 namespace upconv {
 
 #define UPCONV_PATCH_FIELDS(X)                                                                \
-  X(operand) /* 0 TF32, 1 BF16, 2 FP16 */                                                     \
+  X(operand) /* 0 TF32, 1 BF16, 2 FP16, 3 split float32 */                                    \
   X(channels_last)                                                                            \
   X(backward) /* the input's gradient: y becomes x */                                         \
   X(tile_n)   /* columns of a tile: channels x taps, or channels of the gradient */           \

@@ -11,6 +11,7 @@
 // numbers of its band, 2^28 wide, and zeros for the others.
 #pragma once
 
+#include "halves.cuh"
 #include "sm90_layout.cuh"
 
 namespace upconv {
@@ -19,33 +20,7 @@ namespace upconv {
 
 constexpr int kBandWidth = 28, kOneBand = 40;  // powers of two
 constexpr int kRangeThreads = 512;
-constexpr float kTailScale = 2048;
 constexpr int kSumScale = 80;  // sums are so many powers of two larger than the products
-constexpr uint32_t kMostHalves = 0x7bff7bff, kLeastHalves = 0xfbfffbff;  // 65504 and -65504
-constexpr uint32_t kInfinity = 0x7f800000;
-
-// 2^exponent, from 2^-126 to 2^127.
-__device__ __forceinline__ float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
-}
-
-// The power of two that brings a number of this size to 2^14 or more; what is below 2^-101 stays
-// below.
-__device__ __forceinline__ int scale_of(uint32_t size) {
-  return min(141 - static_cast<int>(size >> 23), 115);
-}
-
-// Two numbers as FP16, the first in the lower half. What is not finite becomes a number with its
-// sign: a head's products are numbers, and it is the tail's that are what IEEE 754 says.
-__device__ __forceinline__ uint32_t finite_halves(float low, float high) {
-  return ptx::bounded_halves(ptx::to_halves(low, high), kLeastHalves, kMostHalves);
-}
-__device__ __forceinline__ float lower_half(uint32_t halves) {
-  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves)});
-}
-__device__ __forceinline__ float upper_half(uint32_t halves) {
-  return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves >> 16)});
-}
 
 // The numbers that a pass over the input takes, and their scale.
 struct Band {
@@ -55,15 +30,6 @@ struct Band {
   // The number, or 0 where it is of another band.
   __device__ __forceinline__ uint32_t own(uint32_t bits) const {
     return (bits & 0x7fffffffu) - least < span ? bits : 0;
-  }
-  // Heads and tails of two neighbouring channels.
-  __device__ __forceinline__ void cut(uint32_t low, uint32_t high, uint32_t& head,
-                                      uint32_t& tail) const {
-    const float a = __uint_as_float(low), b = __uint_as_float(high);
-    head = finite_halves(a * scale, b * scale);
-    const float larger = scale * kTailScale;
-    tail = ptx::to_halves(fmaf(lower_half(head), -kTailScale, a * larger),
-                          fmaf(upper_half(head), -kTailScale, b * larger));
   }
 };
 
@@ -107,7 +73,7 @@ struct SizeRange {
   uint32_t most = 0, least = ~0u;
 
   __device__ __forceinline__ void add(uint32_t bits) {
-    const uint32_t size = bits & 0x7fffffffu, counted = size < kInfinity ? size : 0;
+    const uint32_t counted = finite_size(bits);
     most = max(most, counted);
     least = min(least, counted - 1);
   }
@@ -201,21 +167,6 @@ __global__ void sm90_scale_channels(const __grid_constant__ Sm90Params p, const 
 __device__ __forceinline__ float unscaled(float sum, int scale) {
   const int exponent = -min(scale + kSumScale, 252), half = exponent / 2;
   return sum * power_of_two(half) * power_of_two(exponent - half);
-}
-
-// Two weights, already scaled: in their tails (0), as heads that meet tails (1), or heads (2).
-__device__ __forceinline__ uint32_t cut_weights(float low, float high, int part) {
-  const uint32_t heads = finite_halves(low, high);
-  if (part == 2) return heads;
-  const float low_head = lower_half(heads), high_head = upper_half(heads);
-  if (part == 0) return ptx::to_halves(low - low_head, high - high_head);
-  // What is not zero stays so, for the infinities that it may meet.
-  const auto small = [](float v, float head) {
-    const float least = 5.9604645e-8f;  // of FP16
-    const float size = fmaxf(fabsf(head) / kTailScale, least);
-    return v == 0.f ? 0.f : copysignf(size, head == 0.f ? v : head);
-  };
-  return ptx::to_halves(small(low, low_head), small(high, high_head));
 }
 
 }  // namespace upconv
