@@ -49,6 +49,22 @@ cudaError_t describe_input(const PatchParams& p, bool whole, CUtensorMap* map) {
       {part(pixels), part(Way::kPart / pixels), part(Way::kChannels), 1, 1}, map);
 }
 
+// The same where two channels are one row.
+template <typename Way>
+cudaError_t describe_pairs(const PatchParams& p, bool whole, CUtensorMap* map) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const bool alone = whole || p.rest_pixels == kBlock;  // an image
+  const cuuint64_t pair = 2 * size(pixels_of(p)) * sizeof(typename Way::Element);
+  const cuuint64_t image = pair * size(p.in_channels / 2), all = image * size(p.batch);
+  return encode_boxes<Way>(
+      p, {2 * size(pixels_of(p)), size(p.batch), size(p.in_channels / 2), 1, 1},
+      {image, pair, all, all},
+      {part(alone ? Way::kPart : p.rest_pixels), part(alone ? 1 : kBlock / p.rest_pixels),
+       part(alone ? Way::kPairs : Way::kRestPairs), 1, 1},
+      map);
+}
+
 // The input on channels_last: channels, pixels of all images.
 template <typename Way>
 cudaError_t describe_pixels(const PatchParams& p, CUtensorMap* map) {
@@ -73,26 +89,54 @@ cudaError_t describe_gradient(const PatchParams& p, CUtensorMap* map) {
                            {part(Way::kPart * p.step_x), 1, 1, part(Way::kChannels), 1}, map);
 }
 
+// The same with short rows: outputs of a slice, slices, channels, images.
 template <typename Way>
-cudaError_t describe(const PatchParams& p, CUtensorMap* whole, CUtensorMap* rest) {
-  if constexpr (Way::kFromMemory) {
-    return describe_pixels<Way>(p, whole);
-  } else {
-    if (p.backward) return describe_gradient<Way>(p, whole);
-    const cudaError_t error = describe_input<Way>(p, true, whole);
-    return error == cudaSuccess ? describe_input<Way>(p, false, rest) : error;
-  }
+cudaError_t describe_slices(const PatchParams& p, CUtensorMap* map) {
+  const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
+  const auto part = [](int value) { return static_cast<cuuint32_t>(value); };
+  const cuuint64_t sizes[] = {size(p.in_h) * size(p.in_w) * Way::kTaps,
+                              size(p.in_d) * size(p.step_z), size(p.out_channels), size(p.batch),
+                              1};
+  cuuint64_t strides[4];
+  cuuint64_t bytes = sizeof(typename Way::Element);
+  for (int i = 0; i < 4; ++i) strides[i] = bytes *= sizes[i];
+  return encode_boxes<Way>(p, sizes, strides,
+                           {part(Way::kPart * Way::kTaps), 1, part(Way::kChannels), 1, 1}, map);
+}
+
+// The boxes of each way; `rest` where it takes what is left over of several images.
+template <typename Operand, int N>
+cudaError_t describe(ForwardLast<Operand, N> way, CUtensorMap* whole, CUtensorMap*) {
+  return describe_pixels<decltype(way)>(way.p, whole);
+}
+template <typename Operand, int N>
+cudaError_t describe(Backward<Operand, N> way, CUtensorMap* whole, CUtensorMap*) {
+  return describe_gradient<decltype(way)>(way.p, whole);
+}
+template <typename Operand, int N>
+cudaError_t describe(BackwardShort<Operand, N> way, CUtensorMap* whole, CUtensorMap*) {
+  return describe_slices<decltype(way)>(way.p, whole);
+}
+template <typename Operand, int N>
+cudaError_t describe(Forward<Operand, N> way, CUtensorMap* whole, CUtensorMap* rest) {
+  const cudaError_t error = describe_input<decltype(way)>(way.p, true, whole);
+  return error == cudaSuccess ? describe_input<decltype(way)>(way.p, false, rest) : error;
+}
+template <typename Operand, int N>
+cudaError_t describe(ForwardPaired<Operand, N> way, CUtensorMap* whole, CUtensorMap* rest) {
+  const cudaError_t error = describe_pairs<decltype(way)>(way.p, true, whole);
+  return error == cudaSuccess ? describe_pairs<decltype(way)>(way.p, false, rest) : error;
 }
 
 template <typename Way, int N>
 cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_patch<Way, N>;
-  const int bytes = shared_bytes(p), units = unit_count<Way>(p);
+  const int bytes = shared_bytes(p, Way::kBytes), units = unit_count<Way>(p);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap whole{}, rest{};
-  error = describe<Way>(p, &whole, &rest);
+  error = describe(Way{p}, &whole, &rest);
   if (error != cudaSuccess) return error;
   int blocks = units < multiprocessors ? units : multiprocessors;
   // The units of a thread block are so many apart, and then all of the same columns.
@@ -114,14 +158,24 @@ cudaError_t launch_pack(const PatchParams& p, const void* weight, void* packed,
   return cudaGetLastError();
 }
 
+// Calls `act` with the way of a plan.
+template <typename Operand, int N, typename Act>
+auto with_way(const PatchParams& p, Act act) {
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    if (p.short_rows) return act(BackwardShort<Operand, N>{p});
+    if (p.paired) return act(ForwardPaired<Operand, N>{p});
+  }
+  if (p.backward) return act(Backward<Operand, N>{p});
+  if (p.channels_last) return act(ForwardLast<Operand, N>{p});
+  return act(Forward<Operand, N>{p});
+}
+
 template <typename Operand>
 cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
-#define UPCONV_TRY(n)                                                                        \
-  if (p.tile_n == n) {                                                                       \
-    if (p.backward) return launch_tile<Backward<Operand, n>, n>(p, multiprocessors, stream); \
-    if (p.channels_last)                                                                     \
-      return launch_tile<ForwardLast<Operand, n>, n>(p, multiprocessors, stream);            \
-    return launch_tile<Forward<Operand, n>, n>(p, multiprocessors, stream);                  \
+#define UPCONV_TRY(n)                                                                            \
+  if (p.tile_n == n) {                                                                           \
+    return with_way<Operand, n>(                                                                 \
+        p, [&](auto way) { return launch_tile<decltype(way), n>(p, multiprocessors, stream); }); \
   }
   UPCONV_PATCH_TILES(UPCONV_TRY)
 #undef UPCONV_TRY
@@ -131,16 +185,24 @@ cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t strea
 // The width of a tile does not matter for what is asked of the ways here.
 template <typename Operand>
 int64_t packed_bytes(const PatchParams& p) {
-  const int64_t depth =
-      p.backward ? Backward<Operand, 64>::depth(p) : Forward<Operand, 64>::depth(p);
+  const int64_t depth = with_way<Operand, 64>(p, [&](auto way) { return way.depth(p); });
   return depth * column_groups(p) * weight_bytes(p);
 }
 
 template <typename Operand>
 cudaError_t pack(const PatchParams& p, const void* weight, void* packed, cudaStream_t stream) {
-  if (p.backward) return launch_pack<Backward<Operand, 64>>(p, weight, packed, stream);
-  if (p.channels_last) return launch_pack<ForwardLast<Operand, 64>>(p, weight, packed, stream);
-  return launch_pack<Forward<Operand, 64>>(p, weight, packed, stream);
+  return with_way<Operand, 64>(
+      p, [&](auto way) { return launch_pack<decltype(way)>(p, weight, packed, stream); });
+}
+
+// Whether short rows fit into parts, and pairs of channels into rows of TMA's.
+bool fits_in_16_bits(const PatchParams& p) {
+  const bool wide = p.operand == 0;
+  const bool is_short = p.backward && !wide && p.step_y == 2 && p.in_w % 2 == 0 &&
+                        p.short_rows > 0 && p.in_w <= BackwardShort<Bf16, 64>::kPart / p.short_rows;
+  const bool is_paired = !p.backward && !p.channels_last && !wide && p.in_channels % 2 == 0 &&
+                         pixels_of(p) % 8 == ForwardPaired<Bf16, 64>::kEarly;
+  return (!p.short_rows || is_short) && (!p.paired || is_paired);
 }
 
 }  // namespace patch
@@ -158,7 +220,7 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
                     (plan->channels_last || plan->span == 2 || plan->span == 4) &&
                     (plan->channels_last || plan->step_x % plan->span == 0) &&
                     !(plan->channels_last && plan->backward) &&
-                    (!plan->backward || plan->step_x == 2);
+                    (!plan->backward || plan->step_x == 2) && patch::fits_in_16_bits(*plan);
   if (fits) plan->shape = patch::shape_of(*plan);
   return fits;
 }
