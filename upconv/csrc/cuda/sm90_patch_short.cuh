@@ -61,7 +61,8 @@ struct BackwardShort : Backward<Type, N> {
     uint32_t upper_even, upper_odd, lower_even, lower_odd;
   };
   __device__ __forceinline__ Places places(const Block&, int warp, int lane) const {
-    const int own = 2 * (lane / 4), pixel = own < p.short_rows * p.in_w ? own : 0;  // 0: any
+    // What is not a part's pixel reads the first one, whose taps are in the box.
+    const int own = 2 * (lane / 4), pixel = own < p.short_rows * p.in_w ? own : 0;
     const int row = p.shape.by_in_w(pixel), x = pixel - row * p.in_w, channel = 2 * (lane % 4);
     const int upper = (row * 2 * p.in_w + x) * 4, lower = upper + p.in_w * 4;  // bytes
     const uint32_t box = warp * (kBoxBytes / kParts);
