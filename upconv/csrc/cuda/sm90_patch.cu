@@ -1,5 +1,5 @@
 // Host side of the Hopper kernel for patches: plan integers in, two launches out. One file has all
-// of its forms, 15 s of compilation that several threads share.
+// of its forms, 18 s of compilation that several threads share.
 #include "sm90_patch.cuh"
 
 #include <cuda_runtime.h>
