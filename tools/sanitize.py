@@ -54,6 +54,7 @@ PATCH_SWEEP = [
     (2, 64, 72, (8, 32), 2, torch.bfloat16),
     (2, 24, 16, (3, 5, 16), 2, torch.float32),
     (2, 24, 16, (4, 28), 2, torch.float16),
+    (9, 40, 48, (14, 14), 2, torch.bfloat16),
     (2, 24, 16, (6, 10), 4, torch.float32),
     (2, 24, 16, (8, 32), 4, torch.float16),
 ]

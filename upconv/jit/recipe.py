@@ -86,7 +86,7 @@ _LONGEST_FIRST = (
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
     "cuda/sm90_*_narrow.cu",  # 14 to 20 s
     "cuda/sm90_phases.cu",  # 13 s for two types, in several threads
-    "cuda/sm90_*patch.cu",  # 10 s for two types and 7 s, in several threads
+    "cuda/sm90_*patch.cu",  # 13 s for two types and 7 s, in several threads
     "cuda/sm90_wgrad_*16.cu",  # 18 s
     "cuda/sm90_wgrad_phases.cu",  # 14 s, in several threads
     "cuda/sm90_*[!h].cu",  # 13 to 17 s

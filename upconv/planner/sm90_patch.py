@@ -24,7 +24,7 @@ KERNEL = "sm90_patch"
 
 TILES = (256, 128, 64)
 """Columns of a tile: UPCONV_PATCH_TILES in csrc/cuda/sm90_patch.cu."""
-STRICT_TILES = (128, 64)
+STRICT_TILES = TILES[1:]
 """The same for float32 that must not be rounded, which takes two registers for each output."""
 BLOCK, CONSUMERS = 64, 2
 """Pixels of a warpgroup, and warpgroups."""
@@ -33,6 +33,10 @@ ROW_BYTES = 128
 STEPS, STRICT_STEPS = 4, 6
 """Products of a stage, 32 bytes of K of the weights each."""
 BOX_BYTES = BLOCK * ROW_BYTES
+PAIRED_BYTES = BLOCK * (ROW_BYTES + 16)
+"""Of a box where two channels are a row: 8 bytes before a block, and 8 behind it."""
+SHORT_PART = 16
+"""Pixels of 16 bits whose taps, of 2 x 2 patches, are 128 bytes of grad_output."""
 HEADER_BYTES = 1024 + CONSUMERS * 1024
 MOST_STAGES = 16
 RING_BYTES = 128 * 1024
@@ -83,10 +87,13 @@ class Tiling:
         pixels, batch = prod(self.problem.in_size), self.problem.batch
         if self.problem.channels_last:  # images follow each other
             return -(-batch * pixels // BLOCK)
-        if self.backward:  # in parts of rows
-            *rows, width = self.problem.in_size
-            part = row_part(self.problem)
-            return -(-batch * prod(rows) * -(-width // part) // (BLOCK // part))
+        if self.backward:  # in parts
+            *slices, height, width = self.problem.in_size
+            rows, part = short_rows(self.problem), row_part(self.problem)
+            parts, each = -(-width // part) * height, BLOCK // part
+            if rows:
+                parts, each = -(-height // rows), BLOCK // SHORT_PART
+            return -(-batch * prod(slices) * parts // each)
         rest = -(-batch // (BLOCK // self.rest_pixels)) if pixels % BLOCK else 0
         return batch * (pixels // BLOCK) + rest
 
@@ -118,7 +125,7 @@ class Tiling:
     def stage_cycles(self) -> float:
         """Of the tensor cores, or of the port of shared memory, for both consumers."""
         products = CONSUMERS * steps(self.problem)
-        port = products * (16 + self.n / 4) + CONSUMERS * BOX_BYTES / 128
+        port = products * (16 + self.n / 4) + CONSUMERS * box_bytes(self.problem) / 128
         if not self.resident:
             port += self.n * steps(self.problem) / 4
         return max(products * self.n / 2, port, CUT_CYCLES if self.problem.strict else 0.0)
@@ -135,17 +142,42 @@ def columns(problem: Problem) -> int:
     return problem.out_channels * prod(problem.kernel)
 
 
+def paired(problem: Problem) -> bool:
+    """Whether two channels of x are a row: TMA takes no planes of an odd number of 8 bytes."""
+    forward = problem.direction == "forward" and not problem.channels_last
+    return forward and prod(problem.in_size) * problem.element_bytes % 16 != 0
+
+
+def box_bytes(problem: Problem) -> int:
+    return PAIRED_BYTES if paired(problem) else BOX_BYTES
+
+
 def row_part(problem: Problem) -> int:
     """Pixels whose taps are 128 bytes of a row of grad_output."""
     return ROW_BYTES // problem.kernel[-1] // problem.element_bytes
+
+
+def short_rows(problem: Problem) -> int:
+    """Rows of x that are a part of the gradient; 0 where a part is of one row.
+
+    Whatever is below them is one run of grad_output. Never more blocks than with parts of one row:
+    these are half full at most where rows are as short.
+    """
+    if problem.direction != "grad_input" or problem.kernel[-2:] != (2, 2):
+        return 0
+    height, width = problem.in_size[-2:]
+    if problem.element_bytes != 2 or width % 2 or width > SHORT_PART:
+        return 0
+    return min(SHORT_PART // width, height)
 
 
 def depth(problem: Problem) -> int:
     """Stages that K has."""
     element = problem.element_bytes
     if problem.direction == "grad_input":
-        rows = prod(problem.kernel[:-1])
-        return -(-problem.out_channels * problem.kernel[-1] * element // ROW_BYTES) * rows
+        together = prod(problem.kernel[-2:]) if short_rows(problem) else problem.kernel[-1]
+        stages = -(-problem.out_channels * together * element // ROW_BYTES)
+        return stages * (prod(problem.kernel) // together)
     return -(-problem.in_channels * element // ROW_BYTES)
 
 
@@ -170,15 +202,17 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if problem.direction != "forward":
         if problem.kernel[-1] != 2:
             return f"takes patches 2 wide, not {problem.kernel[-1]}, for gradients"
-        if width * 2 * element % 16:
+        if width * 2 * element % 16 and not short_rows(problem):
             return f"needs rows of a multiple of {8 // element} pixels, not {width}"
     elif not problem.channels_last:
         if problem.kernel[-1] % 4 and problem.kernel[-1] != 2:
             return f"takes patches 2, or a multiple of 4, wide, not {problem.kernel[-1]}"
         if width % 2:
             return f"needs rows of an even number of pixels, not {width}"
-        if prod(problem.in_size) * element % 16:
-            return "needs images of a multiple of 16 bytes"
+        if prod(problem.in_size) % 4:
+            return f"needs images of a multiple of 4 pixels, not {prod(problem.in_size)}"
+        if paired(problem) and problem.in_channels % 2:
+            return "needs images of a multiple of 16 bytes where the number of channels is odd"
     pixels, channels = prod(problem.in_size), TILES[0] // prod(problem.kernel) + 2  # of a tile
     if (
         channels * prod(problem.out_size) // 2 >= 2 * INT - 1
@@ -197,7 +231,7 @@ def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
         stage = n * steps(problem) * 32
         for resident in (True, False):
             stages = depth(problem) if resident else RING_BYTES // stage
-            boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * BOX_BYTES))
+            boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * box_bytes(problem)))
             tiling = Tiling(problem, n, resident, stages, boxes)
             many = tiling.groups > hardware.multiprocessors
             if stages <= MOST_STAGES and boxes >= LEAST_BOXES and not (resident and many):
@@ -232,6 +266,8 @@ def fields(tiling: Tiling) -> dict[str, int]:
         "box_stages": tiling.box_stages,
         "span": 2 if problem.kernel[2] == 2 else 4,
         "rest_pixels": tiling.rest_pixels,
+        "paired": int(paired(problem)),
+        "short_rows": short_rows(problem),
         "batch": problem.batch,
         "in_channels": problem.in_channels,
         **{f"in_{name}": size for name, size in zip("dhw", problem.in_size, strict=True)},

@@ -15,7 +15,8 @@
 // that a thread, which has both of them and two neighbouring columns, holds four outputs that lie
 // side by side (stride 2): the accumulators are stored as they are, 128 bytes in a row.
 // Blocks: 64 pixels of one image; what is left over of an image, say 4 of 14 x 14, goes into blocks
-// with that of other images. For the gradient, parts of rows of any images.
+// with that of other images. For the gradient, parts of rows of any images, or several short rows.
+// 16-bit planes of an odd number of 8 bytes, which no TMA stride can be: two channels are one row.
 // channels_last: pixels of all images follow each other, and operand A needs no registers.
 // Weights: a ring, or, where all of a group of columns fit, they stay, and the thread block keeps
 // to that group.
@@ -32,6 +33,8 @@
 #include "sm90_patch_backward.cuh"
 #include "sm90_patch_forward.cuh"
 #include "sm90_patch_last.cuh"
+#include "sm90_patch_paired.cuh"
+#include "sm90_patch_short.cuh"
 #include "sm90_patch_strict.cuh"
 #include "wgmma.cuh"
 #include "wgmma_registers.cuh"
@@ -52,12 +55,12 @@ __device__ __forceinline__ void feed_boxes(const PatchParams& p, const Shared& s
     const auto block = way.block(min(p.shape.by_groups(unit) * kConsumers + c, last));
     for (int k = 0; k < depth; ++k) {
       const uint32_t full = shared.box_full_at(c, slot.index);
-      const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * kBoxBytes;
+      const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * Way::kBytes;
       ptx::barrier_wait(shared.box_empty_at(c, slot.index), slot.parity ^ 1);
-      ptx::barrier_arrive_expect(full, kBoxBytes);
+      ptx::barrier_arrive_expect(full, Way::kBytes);
 #pragma unroll
       for (int part = 0; part < Way::kParts; ++part) {
-        way.fetch(block, k, part, box + part * (kBoxBytes / Way::kParts), whole, rest, full);
+        way.fetch(block, k, part, box + part * (Way::kBytes / Way::kParts), whole, rest, full);
       }
       slot.advance(p.box_stages);
     }
@@ -115,7 +118,7 @@ struct Consumer {
   // One stage; then the one before is over, and its registers and memory are free.
   template <int kSet>
   __device__ __forceinline__ void multiply() {
-    const uint32_t from = shared.boxes + (c * p.box_stages + box.index) * kBoxBytes;
+    const uint32_t from = shared.boxes + (c * p.box_stages + box.index) * Way::kBytes;
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
     if constexpr (!Way::kFromMemory) way.load(a[kSet], from, places);
     ptx::barrier_wait(shared.full + 8 * weights.index, weights.parity);
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_patch(const __grid_constant__ PatchParams p, const __grid_constant__ CUtensorMap whole,
                const __grid_constant__ CUtensorMap rest) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  const Shared shared(p, memory);
+  const Shared shared(p, memory, Way::kBytes);
   shared.begin();
   // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {

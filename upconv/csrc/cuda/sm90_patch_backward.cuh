@@ -19,6 +19,7 @@ struct Backward {
   static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element)) / kTaps;
   static constexpr int kPart = kRowBytes / static_cast<int>(sizeof(Element)) / kTaps;  // pixels
   static constexpr int kParts = kBlock / kPart;
+  static constexpr int kBytes = kBoxBytes;
 
   const PatchParams& p;
 

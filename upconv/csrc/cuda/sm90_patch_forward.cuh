@@ -17,6 +17,7 @@ struct Forward {
   static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element));  // of a stage
   static constexpr int kPart = kRowBytes / static_cast<int>(sizeof(Element));  // pixels of a box
   static constexpr int kParts = kBlock / kPart;
+  static constexpr int kBytes = kBoxBytes;
 
   const PatchParams& p;
 
@@ -131,11 +132,15 @@ struct Forward {
   __device__ static __forceinline__ int64_t weight_at(const PatchParams& p, int stage, int step,
                                                       int half, int column, int i) {
     constexpr int kEach = 16 / static_cast<int>(sizeof(Element));
+    return weight_of(
+        p, stage * kChannels + step * 2 * kEach + (kWide ? 2 * i + half : half * kEach + i),
+        column);
+  }
+  __device__ static __forceinline__ int64_t weight_of(const PatchParams& p, int channel,
+                                                      int column) {
     const int inside = column % 16;
     const int woven = column - inside + inside % 8 / 2 * 4 + inside / 8 * 2 + inside % 2;
     const int from = p.span == 2 ? column : woven, columns = columns_of(p);
-    const int channel =
-        stage * kChannels + step * 2 * kEach + (kWide ? 2 * i + half : half * kEach + i);
     if (channel >= p.in_channels || from >= columns) return -1;
     return static_cast<int64_t>(channel) * columns + from;
   }

@@ -17,6 +17,7 @@ struct ForwardLast {
   static constexpr int kEach = 16 / static_cast<int>(sizeof(Element));  // numbers of 16 bytes
   static constexpr int kChannels = kSteps * 2 * kEach;                  // of a stage
   static constexpr int kParts = 1;
+  static constexpr int kBytes = kBoxBytes;
 
   const PatchParams& p;
 

@@ -17,18 +17,21 @@ using rings::kBarrierBytes, rings::kBlock, rings::kConsumers, rings::kConsumerWa
 constexpr int kSteps = 4;       // products of one stage, 32 bytes of K each
 constexpr int kSplitSteps = 6;  // the same of split float32: three products of 16 numbers each
 constexpr int kRowBytes = 128;  // of one channel in a box; 16 of them change places with others
-constexpr int kBoxBytes = kBlock * kSteps * 32;
+constexpr int kBoxBytes = kBlock * kSteps * 32;  // but for paired channels
 constexpr int kTablesAt = kBarrierBytes;  // the header: barriers, and where runs of outputs go
 constexpr int kTableBytes = 128 * 8;  // of a run: its place from a pixel's first output, and bias
 constexpr uint32_t kNone = 0xffffffffu;  // no such channel
 constexpr int kHeaderBytes = kTablesAt + kConsumers * kTableBytes;
 
 __host__ __device__ inline bool is_split(const PatchParams& p) { return p.operand == 3; }
+__host__ __device__ inline bool is_wide(const PatchParams& p) {
+  return p.operand == 0 || is_split(p);
+}
 __host__ __device__ inline int weight_bytes(const PatchParams& p) {
   return p.tile_n * (is_split(p) ? kSplitSteps : kSteps) * 32;
 }
-__host__ __device__ inline int shared_bytes(const PatchParams& p) {
-  return kHeaderBytes + kConsumers * p.box_stages * kBoxBytes + p.weight_stages * weight_bytes(p);
+__host__ __device__ inline int shared_bytes(const PatchParams& p, int box_bytes) {
+  return kHeaderBytes + kConsumers * p.box_stages * box_bytes + p.weight_stages * weight_bytes(p);
 }
 
 // --- Units of work ---------------------------------------------------------------------------
@@ -54,8 +57,9 @@ inline PatchShape shape_of(const PatchParams& p) {
   s.runs = p.span ? taps_of(p) / p.span : 1;
   s.rest_shift = 0;
   while (1 << s.rest_shift < p.rest_pixels) ++s.rest_shift;
-  const int part = kRowBytes / (p.operand == 0 || is_split(p) ? 4 : 2) / 2;  // pixels
+  const int part = kRowBytes / (is_wide(p) ? 4 : 2) / 2;  // pixels
   s.row_parts = (p.in_w + part - 1) / part;
+  if (p.short_rows) s.row_parts = (p.in_h + p.short_rows - 1) / p.short_rows;
   s.area = out_area(p);
   s.row_step = static_cast<uint32_t>(p.in_w) * p.step_x * p.step_y;
   s.slice_step = s.row_step * p.in_h * p.step_z;
@@ -65,7 +69,7 @@ inline PatchShape shape_of(const PatchParams& p) {
   s.by_runs = by(s.runs);
   s.by_row_runs = by(p.span ? p.step_x / p.span : 1);
   s.by_row_parts = by(s.row_parts);
-  s.by_rows = by(p.step_z * p.step_y);
+  s.by_rows = by(p.short_rows ? p.step_z : p.step_z * p.step_y);
   s.by_pixels = by(pixels_of(p));
   s.by_in_w = by(p.in_w);
   s.by_in_h = by(p.in_h);
@@ -94,10 +98,11 @@ __host__ __device__ int unit_count(const PatchParams& p) {
 struct Shared : Rings {
   uint32_t tables, boxes, weights;
 
-  __device__ __forceinline__ Shared(const PatchParams& p, unsigned char* memory) : Rings(memory) {
+  __device__ __forceinline__ Shared(const PatchParams& p, unsigned char* memory, int box_bytes)
+      : Rings(memory) {
     tables = full + kTablesAt;
     boxes = full + kHeaderBytes;
-    weights = boxes + kConsumers * p.box_stages * kBoxBytes;
+    weights = boxes + kConsumers * p.box_stages * box_bytes;
   }
 };
 

@@ -18,6 +18,8 @@ namespace upconv {
   X(box_stages)                                                                               \
   X(span)        /* outputs side by side that one thread has of a pixel: 2 or 4 */            \
   X(rest_pixels) /* of an image in a block of what is left over of several; a power of two */ \
+  X(paired)      /* two channels are a row of TMA's: planes of an odd number of 8 bytes */    \
+  X(short_rows)  /* rows of x in a part of the gradient's; 0 where it is a part of a row */   \
   X(batch)                                                                                    \
   X(in_channels) /* of the layer, in either direction */                                      \
   X(in_d)                                                                                     \
@@ -34,7 +36,7 @@ struct PatchShape {
   int each;                       // whole blocks of an image
   int runs;                       // of `span` outputs, of a pixel in one channel
   int rest_shift;                 // rest_pixels is 1 << rest_shift
-  int row_parts;                  // of a row of grad_output
+  int row_parts;                  // of a row of grad_output, or of a slice of short ones
   int64_t area;                   // of a channel of y
   uint32_t row_step, slice_step;  // in it, from the first output of a row of pixels to the next
   Divider by_groups, by_each, by_runs, by_row_runs, by_row_parts, by_rows, by_pixels;

@@ -64,7 +64,7 @@ struct StrictConsumer {
   __device__ __forceinline__ void prepare(Numbers& to) {
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
     uint32_t raw[kSteps][4];
-    way.load(raw, shared.boxes + (c * p.box_stages + box.index) * kBoxBytes, places);
+    way.load(raw, shared.boxes + (c * p.box_stages + box.index) * Way::kBytes, places);
     float scale[2];
     bool finite = true;
 #pragma unroll
