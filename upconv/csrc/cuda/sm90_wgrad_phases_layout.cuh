@@ -103,7 +103,8 @@ struct Unit {
     const int wide = job / tap_rows(p), row = job - wide * tap_rows(p);
     const int blocks = wide / windows(p);
     const int64_t columns = static_cast<int64_t>(p.batch) * p.in_d * row_parts<Operand>(p);
-    const int64_t parts = columns * ((p.in_h + p.rows - 1) / p.rows);
+    const int64_t all = columns * ((p.in_h + p.rows - 1) / p.rows);
+    const int64_t parts = p.runs ? (all + p.runs - 1) / p.runs : all;
     row_z = row / p.kernel_y;
     row_y = row - row_z * p.kernel_y;
     window = wide - blocks * windows(p);

@@ -17,6 +17,7 @@ namespace upconv {
   X(rows)      /* of x in a part; more than one: whole rows */    \
   X(job_quads) /* four taps side by side: so many of a job */     \
   X(square)    /* pixels of a row, where a quad is 2 x 2; or 0 */ \
+  X(runs)      /* of x in a part, if loaders copy them; or 0 */   \
   X(sums)      /* the bias's gradient is added up as well */      \
   X(batch)                                                        \
   X(in_channels)                                                  \
