@@ -135,7 +135,7 @@ bool square_fits(const PhasesWgradParams& p) {
   const bool sized = p.square > 0 && p.square % 2 == 0 && p.in_w > 0 && p.in_w % p.square == 0 &&
                      p.out_w == kTaps * p.in_w && p.rows == 1;
   if (!sized || p.runs < 0 || runs * square_bytes(p) > kMostSquareBytes) return false;
-  // Loaders copy 16-bit numbers, and keep a stage for themselves until the next one is theirs.
+  // Loaders copy 16-bit numbers, and hand a stage over when they have the next.
   return p.runs == 0 || (p.operand > 0 && p.stages > 2 && p.in_h > 0 && p.in_d > 0 &&
                          p.runs * p.in_w <= kPartPixels<Bf16>);
 }

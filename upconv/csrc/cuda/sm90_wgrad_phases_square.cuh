@@ -23,7 +23,7 @@ namespace upconv::wgrad_phases {
 constexpr int kMostSquareBytes = 4 * kInputBytes + kPiece;
 // Of a channel of gy: an odd number of pieces, so that 8 channels lie on different banks.
 __host__ __device__ inline int square_bytes(const PhasesWgradParams& p) {
-  const int bytes = p.out_w * (p.operand == 0 ? 4 : 2);
+  const int bytes = p.out_w * number_bytes(p);
   return ((bytes + kPiece - 1) / kPiece | 1) * kPiece;
 }
 // From one run of gy in a part to the next.
@@ -33,19 +33,20 @@ __host__ __device__ inline int run_step(const PhasesWgradParams& p) {
 
 // --- Loaders ---------------------------------------------------------------------------------
 
-// Copies x where TMA with its swizzle would have put it: of each channel a row of 128 bytes, whose
-// 16 bytes change places. Neighbouring lanes copy what lies side by side, so that a warp writes one
-// row or two. In `kCopy` bytes, on which all runs begin.
+// Copies x to where TMA with its swizzle would have put it: of each channel a row of 128 bytes, in
+// which pieces of 16 change places. Each copy has `kCopy` bytes, 4 or 8, on which all runs begin.
+// Neighbouring lanes copy what lies side by side, so that a warp writes to one row or two: to a row
+// for each lane its copies would take 32 accesses to shared memory.
 template <typename Operand, int kCopy>
 struct RunLoader {
   using Element = typename Operand::Element;
   static constexpr int kCopies = kInputBytes / kCopy;  // of one channel in a part
   static constexpr int kStep = kLoaders / kCopies;  // from one of a loader's channels to the next
-  static constexpr int kChannels = 64;              // of which a loader starts its copies at once
+  static constexpr int kChannels = 64;              // whose copies are started in one go
 
   const PhasesWgradParams& p;
   const int channel, pixel;  // in the part: of a loader's first copy
-  const int run;             // of the part's; behind its pixels, none
+  const int run;             // which one of the part's; behind its pixels there is none
   const uint32_t place;
   const int rows;       // of a channel of x
   const int64_t plane;  // numbers of a channel of x
@@ -59,7 +60,7 @@ struct RunLoader {
         rows(p.in_d * p.in_h),
         plane(static_cast<int64_t>(rows) * p.in_w) {}
 
-  // A loader's copies from `from` on, one for each of its channels; zeros where these are no more.
+  // The loader's copies from `from` on, one for each of its channels, or zeros.
   template <bool kAll>
   __device__ __forceinline__ void copy(const Element* from, int channels, int bytes,
                                        uint32_t to) const {
@@ -78,7 +79,7 @@ struct RunLoader {
     }
   }
 
-  // One thread's: gy below the next runs. Behind the last one there is no such image.
+  // Starts TMA for gy below the next runs. Behind the last one there is no such image.
   __device__ __forceinline__ void start_runs(const Unit<Operand>& unit, Part<Operand>& next,
                                              uint32_t to, const CUtensorMap& gy,
                                              uint32_t full) const {
@@ -90,22 +91,23 @@ struct RunLoader {
     }
   }
 
-  // WGMMA reads x by another way than copies write it: a fence when they have.
+  // WGMMA reads shared memory on another way than copies write it: the fence is between them.
   __device__ __forceinline__ void hand_over(uint32_t full) const {
     ptx::fence_async_proxy();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::barrier_arrive(full);
   }
 
-  // Copies of one part are on their way while those of the part before it are waited for.
+  // Copies of one part are on their way while those of the part before it are waited for. So three
+  // stages are the least: consumers give one back when they have begun the next.
   __device__ __forceinline__ void load(const Shared& shared, const CUtensorMap& gy,
                                        int gradient_bytes) const {
     const bool starts = threadIdx.x / 32 == kConsumerWarps && ptx::elected();
     Slot slot;
-    uint32_t before = 0;
+    int before = -1;
     for (int number = blockIdx.x; number < unit_count(p); number += gridDim.x) {
       const Unit<Operand> unit(p, number);
-      const int channels = p.in_channels - unit.in * p.tile_n - channel;
+      const int left = p.in_channels - unit.in * p.tile_n;
       Part<Operand> next(p, unit.first * p.runs);
       int own = unit.first * p.runs + run, image = own / rows;
       own -= image * rows;
@@ -119,21 +121,21 @@ struct RunLoader {
         const int first = image * p.in_channels + unit.in * p.tile_n + channel;
         const Element* from = static_cast<const Element*>(p.x);
         if (there) from += first * plane + own * p.in_w + pixel - run * p.in_w;
-        if (channels + channel >= p.tile_n) {
-          copy<true>(from, channels, there ? kCopy : 0, to);
+        if (left >= p.tile_n) {
+          copy<true>(from, left - channel, there ? kCopy : 0, to);
         } else {
-          copy<false>(from, channels, there ? kCopy : 0, to);
+          copy<false>(from, left - channel, there ? kCopy : 0, to);
         }
         ptx::copy_async_commit();
         ptx::copy_async_wait<1>();
-        if (before) hand_over(before);
-        before = full;
+        if (before >= 0) hand_over(shared.full + 8 * before);
+        before = slot.index;
         for (own += p.runs; own >= rows; own -= rows) ++image;
         slot.advance(p.stages);
       }
     }
     ptx::copy_async_wait<0>();
-    if (before) hand_over(before);
+    if (before >= 0) hand_over(shared.full + 8 * before);
   }
 };
 
@@ -176,9 +178,8 @@ struct Square {
                                                   const CUtensorMap& x, const CUtensorMap& gy) {
     if constexpr (kCopied) {
       constexpr int kMost = 8, kLeast = 4;  // bytes
-      if (p.in_w * kNumber % kMost == 0) {
+      if (p.in_w * kNumber % kMost == 0)
         return RunLoader<Operand, kMost>(p).load(shared, gy, kBytes);
-      }
       return RunLoader<Operand, kLeast>(p).load(shared, gy, kBytes);
     }
     const auto fetch = [&](const Unit<Operand>& unit, const Part<Operand>& part, int stage,
