@@ -117,3 +117,13 @@ def cases(draw: st.DrawFn, ndim: int, dtypes: tuple[torch.dtype, ...] = DTYPES) 
         weight_layout=draw(st.sampled_from(("contiguous", *LAYOUTS))),
         seed=draw(st.integers(0, 2**16)),
     )
+
+
+@st.composite
+def unaligned_planes(draw: st.DrawFn, most_rows: int) -> tuple[int, int]:
+    """Height and even width of 16-bit planes whose rows have at most 128 bytes, and of which no
+    number of rows that divides the height has a multiple of 16 bytes."""
+    step = draw(st.sampled_from([2, 4]))
+    width = step * (2 * draw(st.integers(0, 64 // (2 * step) - 1)) + 1)
+    height = draw(st.integers(1, most_rows).filter(lambda n: n * step % 8))
+    return height, width

@@ -9,12 +9,14 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import wgrad_on_cpu
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
+from strategies import unaligned_planes
 
 from upconv.planner import H200, Problem, Refusal, make_plan, sm90_phases_wgrad
 from upconv.planner.sm90_tiling import OPERANDS
@@ -94,13 +96,35 @@ def test_layers_of_a_generator_are_its_own(
 
 @pytest.mark.parametrize(
     ("size", "dtype"),
-    [((14, 14), "float32"), ((28, 28), "float32"), ((28, 28), "bfloat16"), ((16, 16), "float16")],
+    [
+        *(((14, 14), "float32"), ((28, 28), "float32"), ((28, 28), "bfloat16")),
+        *(((16, 16), "float16"), ((14, 14), "bfloat16"), ((10, 10), "float16")),
+    ],
 )
 def test_patches_of_small_images_are_its_own(size: tuple[int, int], dtype: str) -> None:
     channels = {"batch": 128, "in_channels": 256, "out_channels": 256}
     chosen = make_plan(layer(size, 2, padding=0, dtype=dtype, **channels), H200).chosen
     assert chosen.kernel == sm90_phases_wgrad.KERNEL
     assert chosen.with_bias
+
+
+@pytest.mark.parametrize(
+    ("size", "run"),
+    [
+        *(((14, 14), (2, 2)), ((10, 10), (2, 3)), ((6, 10), (6, 1)), ((7, 26), (1, 2))),
+        *(((28, 28), (2, 0)), ((16, 14), (4, 0)), ((7, 7), (0, 0)), ((7, 66), (0, 0))),
+    ],
+)
+def test_runs_of_rows_fill_a_part(size: tuple[int, int], run: tuple[int, int]) -> None:
+    """Rows of a run, and runs that loaders copy. TMA wherever it can: (n, 0)."""
+    assert sm90_phases_wgrad.square_run(layer(size, 2, padding=0, dtype="bfloat16")) == run
+
+
+def test_copies_of_x_are_told() -> None:
+    channels = {"batch": 512, "in_channels": 256, "out_channels": 256}
+    problem = layer((14, 14), 2, padding=0, dtype="bfloat16", **channels)
+    notes = make_plan(problem, H200).chosen.notes
+    assert "loaders copy x: 2 x 2 rows in a part" in notes
 
 
 def test_the_bias_comes_along_where_some_rows_meet_each_number_once() -> None:
@@ -173,6 +197,27 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @st.composite
+def copied(draw: st.DrawFn) -> Problem:
+    """2 x 2, where no run of whole rows begins on 16 bytes."""
+    deep = draw(st.sampled_from([(), (2,), (3,)]))
+    kernel = (*deep, 2, 2)
+    problem = layer(
+        (*deep, *draw(unaligned_planes(10))),
+        kernel,
+        stride=kernel,
+        padding=0,
+        output_padding=0,
+        batch=draw(st.integers(1, 5)),
+        in_channels=draw(st.integers(8, 140)),
+        out_channels=draw(st.integers(8, 140)),
+        dtype=draw(st.sampled_from(["bfloat16", "float16"])),
+        bias=draw(st.booleans()),
+    )
+    assert sm90_phases_wgrad.square_run(problem).copied
+    return problem
+
+
+@st.composite
 def patches(draw: st.DrawFn) -> Problem:
     """2 x 2, with rows so short that a part has whole ones."""
     dtype = draw(st.sampled_from(["float32", "float16"]))
@@ -195,8 +240,8 @@ def patches(draw: st.DrawFn) -> Problem:
     return problem
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(problem=st.one_of(problems(), patches()), choose=st.randoms(use_true_random=False))
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(problem=st.one_of(problems(), patches(), copied()), choose=st.randoms(use_true_random=False))
 def test_the_kernel_computes_the_gradient(
     library: ctypes.CDLL, problem: Problem, choose: random.Random
 ) -> None:
@@ -232,6 +277,18 @@ LAYERS = {
     "rows of 6 in 16 bits": layer((8, 6), 2, padding=0, dtype="float16"),
     "patches of 2 x 2 in 16 bits": layer((4, 28), 2, padding=0, dtype="bfloat16"),
     "full parts in 16 bits": layer((4, 32), 2, padding=0, dtype="float16", batch=1),
+    "rows of 14 in 16 bits": layer((14, 14), 2, padding=0, dtype="bfloat16", out_channels=70),
+    "runs on 4 bytes": layer((7, 26), 2, padding=0, dtype="float16", in_channels=130),
+    "a run of all rows": layer((6, 10), 2, padding=0, dtype="bfloat16", batch=5),
+    "three runs in a part": layer((10, 10), 2, padding=0, dtype="float16", in_channels=200),
+    "images smaller than runs": layer((2, 2), 2, padding=0, dtype="bfloat16", batch=13),
+    "a part of many images": layer((2, 2), 2, padding=0, dtype="float16", batch=3),
+    "runs of 9 rows": layer((18, 6), 2, padding=0, dtype="float16", batch=1, in_channels=72),
+    "the longest rows": layer((3, 62), 2, padding=0, dtype="bfloat16", batch=1),
+    "runs without bias": layer((14, 14), 2, padding=0, dtype="float16", bias=False, batch=3),
+    "a volume of runs": layer(
+        (3, 3, 14), (2, 2, 2), stride=2, padding=0, output_padding=0, dtype="bfloat16", batch=3
+    ),
     "a volume of patches": layer((3, 4, 6), (3, 2, 2), stride=(3, 2, 2), padding=0),
     "patches without bias": layer((4, 20), 2, padding=0, bias=False),
     "twice a stride of 4": layer((3, 36), (2, 8), stride=(1, 4), padding=(0, 4)),
@@ -242,6 +299,44 @@ LAYERS = {
 def test_every_tiling(library: ctypes.CDLL, name: str) -> None:
     for tiling in tilings(LAYERS[name]):
         check(library, tiling, LAYERS[name])
+
+
+RUNS = layer((14, 14), 2, padding=0, dtype="bfloat16", in_channels=130, out_channels=70, batch=3)
+
+
+@pytest.mark.parametrize("of_x", [True, False], ids=["x", "grad_output"])
+def test_numbers_that_are_none_stay_in_their_channel(library: ctypes.CDLL, of_x: bool) -> None:
+    """The last pixel of an image: behind it in the part lie the next image's, or none."""
+    shapes = ((RUNS.batch, RUNS.in_channels, 14, 14), (RUNS.batch, RUNS.out_channels, 28, 28))
+    for image in range(RUNS.batch):
+        x, gy = (np.ones(shape) for shape in shapes)
+        (x if of_x else gy)[image, 5, -1, -1] = np.nan
+        for tiling in tilings(RUNS):
+            wanted = np.full((130, 70, 2, 2), RUNS.batch * 14.0 * 14.0)
+            wanted[(5,) if of_x else (slice(None), 5, 1, 1)] = np.nan
+            record = sm90_phases_wgrad.record(tiling)
+            gw, gb = wgrad_on_cpu.run(library, record, x, gy, wanted.size)
+            np.testing.assert_allclose(gw.reshape(wanted.shape), wanted, rtol=2**-8)
+            assert np.isnan(gb).nonzero()[0].tolist() == ([] if of_x else [5])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"runs": 3}, {"runs": -1}, {"operand": 0}, {"stages": 2}, {"rows": 2}, {"in_w": 30}),
+        *({"square": 7}, {"square": 0}, {"out_w": 56}, {"in_h": 0}),
+    ],
+    ids=str,
+)
+def test_plans_that_would_read_elsewhere_are_none(
+    library: ctypes.CDLL, wrong: dict[str, int]
+) -> None:
+    fields = sm90_phases_wgrad.fields(tilings(RUNS)[0])
+    x, gy = np.zeros((3, 130, 14, 14)), np.zeros((3, 70, 28, 28))
+    wgrad_on_cpu.run(library, tuple(fields.values()), x, gy, 130 * 70 * 4)
+    record = tuple({**fields, **wrong}.values())
+    with pytest.raises(AssertionError, match="do not make a plan"):
+        wgrad_on_cpu.run(library, record, x, gy, 130 * 70 * 4)
 
 
 @pytest.mark.parametrize("kernel", [3, 4])
@@ -258,5 +353,6 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     spills = spilled_bytes(CUDA / "sm90_wgrad_phases.cu", tmp_path)
     ways = (sm90_phases_wgrad.TWO, sm90_phases_wgrad.WIDE, sm90_phases_wgrad.SQUARE)
     forms = sum(map(len, ways))
-    assert len(spills) == len(OPERANDS) * (forms + 2)  # and those that add up
+    copied = 2 * len(sm90_phases_wgrad.SQUARE)  # 16-bit types
+    assert len(spills) == len(OPERANDS) * (forms + 2) + copied  # and those that add up
     assert max(spills) == 0

@@ -50,6 +50,7 @@ PHASES_SWEEP = [
 # batch, in, out, size, kernel and stride, dtype
 PATCH_SWEEP = [
     (3, 40, 48, (14, 14), 2, torch.float32),
+    (3, 140, 72, (14, 14), 2, torch.bfloat16),
     (2, 520, 24, (8, 32), 2, torch.float32),
     (2, 64, 72, (8, 32), 2, torch.bfloat16),
     (2, 24, 16, (3, 5, 16), 2, torch.float32),

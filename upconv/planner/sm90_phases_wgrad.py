@@ -9,14 +9,19 @@ The kernel (csrc/cuda/sm90_wgrad_phases.cuh) reduces over pixels, in parts of 12
 of a row, or whole rows. Four taps side by side, or 2 x 2, are a quad. A job is 64 pairs of a
 channel of grad_output and a quad, of a row of taps, and `n` channels of x; `workers` thread blocks
 share its pixels, and a second kernel adds up what they have.
+
+Of patches of 2 x 2 in short rows a part has a run of whole rows. TMA brings x where runs begin on
+16 bytes; otherwise, in 16-bit types, loaders copy it, and a part is filled up with several runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
@@ -33,8 +38,8 @@ TWO = tuple(product((128, 64), (1, 2, 4, 8)))
 WIDE = ((128, 4, 1), (128, 4, 2), (128, 8, 2))
 """For others: channels of x, stride, quads of a job."""
 SQUARE = ((128,), (64,))
-"""For 2 x 2: channels of x. All as UPCONV_PHASES_WGRAD_TWO and the like in
-csrc/cuda/sm90_wgrad_phases.cu."""
+"""For 2 x 2: channels of x, in 16-bit types both with TMA and with copies. All as
+UPCONV_PHASES_WGRAD_TWO and the like in csrc/cuda/sm90_wgrad_phases.cu."""
 PART_BYTES = 128
 """Of one channel of x in a part."""
 STEPS, TAPS = 4, 4
@@ -42,6 +47,8 @@ STEPS, TAPS = 4, 4
 COPY_WAVES = 5.2
 """Accesses to shared memory that a channel of grad_output takes in a part, stride 2, where 2 would
 do."""
+PATCH_BYTES = TAPS * PART_BYTES + PIECE_BYTES
+"""Of one channel of grad_output in a part, 2 x 2: the most that all runs may take."""
 RUN_PIXELS = 32
 """That one box of TMA is for, other strides."""
 CONSUMERS = 2
@@ -92,8 +99,13 @@ class Tiling:
         return square_rows(self.problem) > 0
 
     @property
+    def runs(self) -> int:
+        """Of whole rows in a part, where loaders copy x; or zero."""
+        return square_run(self.problem).copied
+
+    @property
     def rows(self) -> int:
-        """Of x in a part: as many as fill it, or one that may need several."""
+        """Of x in a part, or in a run: as many as fill it, or one that may need several."""
         if self.square:
             return square_rows(self.problem)
         pixels = self.problem.in_size[-1]
@@ -111,7 +123,8 @@ class Tiling:
     def parts(self) -> int:
         depth, height, width = self.problem.in_size
         wide = -(-width * self.problem.element_bytes // PART_BYTES)
-        return self.problem.batch * depth * -(-height // self.rows) * wide
+        rows = self.problem.batch * depth * -(-height // self.rows) * wide
+        return -(-rows // max(1, self.runs))
 
     @property
     def jobs(self) -> int:
@@ -131,7 +144,7 @@ class Tiling:
         """Of x, and of grad_output with what lies beside its rows."""
         whole = 2 * PART_BYTES // PIECE_BYTES
         if self.square:
-            return self.n * PART_BYTES + GRAD_ROWS * (TAPS * PART_BYTES + PIECE_BYTES)
+            return self.n * PART_BYTES + GRAD_ROWS * PATCH_BYTES
         if self.boxed:
             return self.n * PART_BYTES + GRAD_ROWS * (whole + 3) * PIECE_BYTES
         if self.stride == 2:
@@ -164,6 +177,11 @@ class Tiling:
         """Of a part: of the tensor cores, or of the port of shared memory, for both consumers."""
         products = STEPS * TAPS * self.n / 2
         loads = STEPS * GRAD_ROWS
+        if self.runs:
+            below = patch_bytes(self.problem, self.rows)
+            boxes = self.runs * run_cycles(self.problem, self.rows)
+            copies = self.n * COPY_WAVES / 2 + self.runs * GRAD_ROWS * below / 128
+            return max(products, boxes, products / 2 + loads + copies)
         if self.square:
             return max(products, self.box_cycles)
         two = self.n + COPY_WAVES * GRAD_ROWS
@@ -198,18 +216,67 @@ class Tiling:
         return LAUNCH + busy + self.workspace / SUM_BYTES
 
 
-def square_rows(problem: Problem) -> int:
-    """Rows of x that a part has where a quad is 2 x 2: as many as divide an image's and begin on
-    16 bytes. Zero: the layer is no such one, or its rows are longer, or of odd length."""
+class Run(NamedTuple):
+    """Rows of x that lie one behind the other, as what is below them does in grad_output."""
+
+    rows: int
+    copied: int
+    """Runs of a part, which loaders copy. Zero: it has one, and TMA brings x."""
+
+
+@lru_cache(maxsize=256)
+def square_run(problem: Problem) -> Run:
+    """What a part has where a quad is 2 x 2. No rows: the layer is no such one, or its rows are
+    longer, or of odd length.
+
+    TMA brings as many rows as divide an image's and begin on 16 bytes. Where there are none, runs
+    are those whose pixels take the least time: of the products, or of grad_output's boxes.
+    """
+    none = Run(0, 0)
     if problem.kernel[-2:] != (2, 2) or problem.kernel != problem.stride:
-        return 0
+        return none
     if any(problem.padding) or any(problem.output_padding):
-        return 0
-    height, row = problem.in_size[-2], problem.in_size[-1] * problem.element_bytes
-    if problem.in_size[-1] % 2:  # a thread's two pixels of 16 bits are of one row
-        return 0
-    rows = range(1, PART_BYTES // row + 1)
-    return max((n for n in rows if height % n == 0 and n * row % PIECE_BYTES == 0), default=0)
+        return none
+    height, width = problem.in_size[-2:]
+    if width % 2:  # a thread's two pixels of 16 bits are of one row
+        return none
+    part = PART_BYTES // problem.element_bytes
+    rows = [n for n in range(1, part // width + 1) if height % n == 0]
+    boxed = [n for n in rows if n * width * problem.element_bytes % PIECE_BYTES == 0]
+    if boxed or problem.element_bytes == 4:
+        return Run(max(boxed), 0) if boxed else none
+
+    def cost(run: Run) -> tuple[float, int, int]:
+        products = STEPS * TAPS * max(SQUARE)[0] / 2
+        cycles = max(products, run.copied * run_cycles(problem, run.rows))
+        pixels = run.copied * run.rows * width
+        return round(cycles / pixels, 3), -pixels, run.copied
+
+    runs = (
+        Run(n, many)
+        for n in rows
+        for many in range(1, part // (n * width) + 1)
+        if many * patch_bytes(problem, n) <= PATCH_BYTES
+    )
+    return min(runs, key=cost, default=none)
+
+
+def square_rows(problem: Problem) -> int:
+    """Rows of x in a run, where a quad is 2 x 2; or zero."""
+    return square_run(problem).rows
+
+
+def patch_bytes(problem: Problem, rows: int) -> int:
+    """Of one channel of grad_output below a run: an odd number of pieces, as square_bytes in
+    csrc/cuda/sm90_wgrad_phases_square.cuh."""
+    pixels = rows * problem.in_size[-1]
+    return (-(-TAPS * pixels * problem.element_bytes // PIECE_BYTES) | 1) * PIECE_BYTES
+
+
+def run_cycles(problem: Problem, rows: int) -> float:
+    """That TMA takes for what is below a run."""
+    numbers = TAPS * rows * problem.in_size[-1]
+    return GRAD_ROWS * max(numbers * problem.element_bytes / RUN_BYTES, RAGGED_CYCLES)
 
 
 def adds_bias(problem: Problem) -> bool:
@@ -286,13 +353,14 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         " channels;"
         f" {best.workers} thread blocks share the pixels of each",
         f"workspace {best.workspace / 2**20:.1f} MiB of partial sums, added in a fixed order",
+        *((f"loaders copy x: {best.runs} x {best.rows} rows in a part",) if best.runs else ()),
         *(("adds up the bias's gradient on the way",) if best.sums else ()),
     )
     return Candidate(KERNEL, best.microseconds(hardware), record(best), notes, best.sums)
 
 
 def as_rows(problem: Problem) -> Problem:
-    """A layer of patches of 2 x 2 as one whose rows are the parts, with 4 numbers of grad_output
+    """A layer of patches of 2 x 2 as one whose rows are the runs, with 4 numbers of grad_output
     for each pixel, side by side."""
     depth, height, width = problem.in_size
     rows, step = square_rows(problem), problem.kernel[0]
@@ -315,6 +383,7 @@ def fields(tiling: Tiling) -> dict[str, int]:
         "rows": 1 if tiling.square else tiling.rows,
         "job_quads": tiling.quads,
         "square": tiling.problem.in_size[-1] if tiling.square else 0,
+        "runs": tiling.runs,
         "sums": int(tiling.sums),
         "batch": problem.batch,
         "in_channels": problem.in_channels,

@@ -12,7 +12,7 @@ namespace wgrad_phases {
 
 // Every form the planner may ask for: FORMS in upconv/planner/sm90_phases_wgrad.py is the same
 // list. Stride 2: channels of x in a tile, rows in a part; others: channels, stride, quads of a
-// job; 2 x 2: channels.
+// job; 2 x 2: channels, for 16-bit types with x brought by TMA and with x copied.
 #define UPCONV_PHASES_WGRAD_TWO(X) \
   X(128, 1) X(128, 2) X(128, 4) X(128, 8) X(64, 1) X(64, 2) X(64, 4) X(64, 8)
 #define UPCONV_PHASES_WGRAD_WIDE(X) X(128, 4, 1) X(128, 4, 2) X(128, 8, 2)
@@ -51,11 +51,13 @@ cudaError_t launch_way(const PhasesWgradParams& p, const CUtensorMap& gy, int mu
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap x{};
-  const bool whole = p.rows > 1;  // rows of an image follow each other
-  const int size[] = {whole ? p.in_h * p.in_w : p.in_w, whole ? 1 : p.in_h, p.in_d, p.in_channels,
-                      p.batch};
-  error = describe_rows<Operand>(p.x, size, kInputBytes, N, true, &x);
-  if (error != cudaSuccess) return error;
+  if (p.runs == 0) {
+    const bool whole = p.rows > 1;  // rows of an image follow each other
+    const int size[] = {whole ? p.in_h * p.in_w : p.in_w, whole ? 1 : p.in_h, p.in_d, p.in_channels,
+                        p.batch};
+    error = describe_rows<Operand>(p.x, size, kInputBytes, N, true, &x);
+    if (error != cudaSuccess) return error;
+  }
   const int blocks = units < multiprocessors ? units : multiprocessors;
   kernel<<<blocks, kThreads, bytes, stream>>>(p, x, gy);
   error = cudaGetLastError();
@@ -96,7 +98,10 @@ cudaError_t launch_square(const PhasesWgradParams& p, int multiprocessors, cudaS
   CUtensorMap gy{};
   const cudaError_t error = describe_runs<Operand>(p, square_bytes(p), kGradRows, false, &gy);
   if (error != cudaSuccess) return error;
-  return launch_way<Square<Operand>, N>(p, gy, multiprocessors, stream);
+  if constexpr (sizeof(typename Operand::Element) == 2) {
+    if (p.runs) return launch_way<Square<Operand, true>, N>(p, gy, multiprocessors, stream);
+  }
+  return launch_way<Square<Operand, false>, N>(p, gy, multiprocessors, stream);
 }
 
 template <typename Operand>
@@ -120,20 +125,33 @@ cudaError_t launch(const PhasesWgradParams& p, int multiprocessors, cudaStream_t
 
 }  // namespace wgrad_phases
 
+namespace {
+
+// Does what a part has of x and of gy fit, where a quad is 2 x 2?
+bool square_fits(const PhasesWgradParams& p) {
+  using namespace wgrad_phases;
+  if (p.square == 0) return p.runs == 0;
+  const int runs = p.runs ? p.runs : 1;
+  const bool sized = p.square > 0 && p.square % 2 == 0 && p.in_w > 0 && p.in_w % p.square == 0 &&
+                     p.out_w == kTaps * p.in_w && p.rows == 1;
+  if (!sized || p.runs < 0 || runs * square_bytes(p) > kMostSquareBytes) return false;
+  // Loaders copy 16-bit numbers, and hand a stage over when they have the next.
+  return p.runs == 0 || (p.operand > 0 && p.stages > 2 && p.in_h > 0 && p.in_d > 0 &&
+                         p.runs * p.in_w <= kPartPixels<Bf16>);
+}
+
+}  // namespace
+
 bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradParams* plan) {
   int64_t at = 0;
   auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
 #define UPCONV_READ(name) plan->name = take();
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  const bool square_fits =
-      plan->square == 0 || (plan->square > 0 && plan->in_w > 0 && plan->in_w % plan->square == 0 &&
-                            plan->square % 2 == 0 &&
-                            wgrad_phases::square_bytes(*plan) <= wgrad_phases::kMostSquareBytes);
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
                     plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
-                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 && square_fits;
+                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 && square_fits(*plan);
   if (fits) plan->shape = wgrad_phases::shape_of(*plan);
   return fits;
 }

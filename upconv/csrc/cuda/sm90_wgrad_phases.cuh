@@ -16,7 +16,7 @@
 // read the same gy, take turns.
 //
 // Roles: consumers  warps 0-7: two warpgroups, 32 channels of gy each
-//        loaders    warps 8-11, or one thread of them: gy, and TMA for x
+//        loaders    warps 8-11, or one thread of them: gy and x, by TMA or copies
 // Pipelines: full[stage]   the copies of all loaders, and x
 //            empty[stage]  the 8 warps of the consumers
 #pragma once

@@ -28,6 +28,9 @@ using Registers = uint32_t[kTurnSteps][kPairs][4];  // operand A of a turn
 template <typename Operand>
 constexpr int kPartPixels = kInputBytes / static_cast<int>(sizeof(typename Operand::Element));
 
+__host__ __device__ inline int number_bytes(const PhasesWgradParams& p) {
+  return p.operand == 0 ? 4 : 2;
+}
 __host__ __device__ inline int input_bytes(const PhasesWgradParams& p) {
   return p.tile_n * kInputBytes;
 }
@@ -64,8 +67,16 @@ __host__ __device__ inline int job_count(const PhasesWgradParams& p) {
 __host__ __device__ inline int unit_count(const PhasesWgradParams& p) {
   return job_count(p) * p.workers;
 }
+// All that a job has: parts of rows, blocks of rows of an image, or runs of any images.
+inline int part_count(const PhasesWgradParams& p) {
+  const int64_t wide = (p.in_w * number_bytes(p) + kInputBytes - 1) / kInputBytes;
+  const int64_t high = (p.in_h + p.rows - 1) / p.rows;
+  const int64_t all = high * wide * p.batch * p.in_d;
+  return static_cast<int>(p.runs ? (all + p.runs - 1) / p.runs : all);
+}
 inline PhasesWgradShape shape_of(const PhasesWgradParams& p) {
   PhasesWgradShape s;
+  s.parts = part_count(p);
   s.rows = tap_rows(p);
   s.windows = windows(p);
   s.quads = s.windows * p.job_quads;
@@ -102,8 +113,7 @@ struct Unit {
     const int jobs = job_count(p), worker = number / jobs, job = number - worker * jobs;
     const int wide = job / tap_rows(p), row = job - wide * tap_rows(p);
     const int blocks = wide / windows(p);
-    const int64_t columns = static_cast<int64_t>(p.batch) * p.in_d * row_parts<Operand>(p);
-    const int64_t parts = columns * ((p.in_h + p.rows - 1) / p.rows);
+    const int64_t parts = p.shape.parts;
     row_z = row / p.kernel_y;
     row_y = row - row_z * p.kernel_y;
     window = wide - blocks * windows(p);

@@ -17,6 +17,7 @@ namespace upconv {
   X(rows)      /* of x in a part; more than one: whole rows */    \
   X(job_quads) /* four taps side by side: so many of a job */     \
   X(square)    /* pixels of a row, where a quad is 2 x 2; or 0 */ \
+  X(runs)      /* of x in a part, if loaders copy them; or 0 */   \
   X(sums)      /* the bias's gradient is added up as well */      \
   X(batch)                                                        \
   X(in_channels)                                                  \
@@ -42,6 +43,7 @@ namespace upconv {
 struct PhasesWgradShape {
   int rows, quads, windows;  // of taps; quads of a row
   int block_channels, gradient_blocks, input_blocks, jobs;
+  int parts;            // that workers share
   int bias_rows;        // of taps, that add up the bias's gradient
   int64_t worker_step;  // quads in the workspace from one worker to the next
   Divider by_rows, by_quads, by_job_quads, by_out_channels, by_block_channels, by_tile_n;
