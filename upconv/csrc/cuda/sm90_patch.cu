@@ -169,7 +169,8 @@ cudaError_t launch_pack_strict(const PatchParams& p, const float* weight, uint4*
   const int columns = column_groups(p) * p.tile_n;
   float* factors = column_factors(p, packed, Way::depth(p));
   auto scale = sm90_patch_scale<Way>;
-  scale<<<(columns + kWarps - 1) / kWarps, kScaleThreads, kNoBytes, stream>>>(p, weight, factors);
+  const dim3 blocks((columns + kWarps - 1) / kWarps);
+  scale<<<blocks, kScaleThreads, kNoBytes, stream>>>(p, weight, factors);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const unsigned wide = (columns + kPackThreads - 1) / kPackThreads;

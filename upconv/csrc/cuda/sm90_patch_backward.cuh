@@ -132,16 +132,25 @@ struct Backward {
     return group * N + lane % 4 * 2;
   }
 
-  // The accumulators of a thread: two neighbouring pixels, in all columns.
+  // The accumulators of a thread: two neighbouring pixels, in all columns. Scaled: as those of
+  // split float32 are, by column.
+  template <bool kScaled = false>
   __device__ __forceinline__ void store(const float (&d)[N / 2], Target to, int group, int lane,
-                                        uint32_t) const {
+                                        uint32_t table) const {
     if (!to) return;
     const int64_t area = pixels_of(p);
     const int first = first_channel(group, lane);
 #pragma unroll
     for (int j = 0; j < N / 8; ++j) {
-      if (first + 8 * j < p.in_channels) put(to, d[4 * j], d[4 * j + 2]);
-      if (first + 8 * j + 1 < p.in_channels) put(to + area, d[4 * j + 1], d[4 * j + 3]);
+      float v[] = {d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]};
+      if constexpr (kScaled) {
+        uint2 factor;
+        ptx::load_shared(factor, table + lane % 4 * 8 + kFactorsAt + j * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[i] *= __uint_as_float(i % 2 ? factor.y : factor.x);
+      }
+      if (first + 8 * j < p.in_channels) put(to, v[0], v[2]);
+      if (first + 8 * j + 1 < p.in_channels) put(to + area, v[1], v[3]);
       to += 8 * area;
     }
   }

@@ -195,18 +195,20 @@ struct Forward {
             p.span == 2 ? nullptr : output(block, group, own + other_pixel())};
   }
 
-  // The accumulators of a thread: two pixels, in all columns.
+  // The accumulators of a thread: two pixels, in all columns. Scaled: as those of split float32
+  // are, by column.
+  template <bool kScaled = false>
   __device__ __forceinline__ void store(const float (&d)[N / 2], const Target& to, int group,
                                         int lane, uint32_t table) const {
     if (p.span == 2) {
-      store_runs<2>(d, to.first, nullptr, table + lane % 4 * 8);
+      store_runs<2, kScaled>(d, to.first, nullptr, table + lane % 4 * 8);
     } else {
-      store_runs<4>(d, to.first, to.second, table + lane % 4 * 8);
+      store_runs<4, kScaled>(d, to.first, to.second, table + lane % 4 * 8);
     }
   }
 
   // Where some runs go is read before any is written, lest each read wait for the write before it.
-  template <int kSpan>
+  template <int kSpan, bool kScaled>
   __device__ __forceinline__ void store_runs(const float (&d)[N / 2], Element* first,
                                              Element* second, uint32_t table) const {
     constexpr int kSums = 2 * kSpan;  // of two pixels
@@ -218,6 +220,8 @@ struct Forward {
       uint2 run[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) ptx::load_shared(run[i], table + (batch + i) * 32);
+      float factor[kBatch][kSpan / 2][2];  // of columns that are multiplied side by side
+      if constexpr (kScaled) load_factors(factor, table, batch);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const float bias = __uint_as_float(run[i].y);
@@ -225,7 +229,10 @@ struct Forward {
         const bool there = run[i].x != kNone;
         float v[kSums];
 #pragma unroll
-        for (int k = 0; k < kSums; ++k) v[k] = d[(batch + i) * kSums + k] + bias;
+        for (int k = 0; k < kSums; ++k) {
+          const float sum = d[(batch + i) * kSums + k];
+          v[k] = kScaled ? fmaf(sum, factor[i][k / 4][k % 2], bias) : sum + bias;
+        }
         if constexpr (kSpan == 2) {
           put(first + at, v[0], v[1], v[2], v[3], there);
         } else {
@@ -233,6 +240,18 @@ struct Forward {
           put(second + at, v[2], v[3], v[6], v[7], there && has_second);
         }
       }
+    }
+  }
+
+  template <int kBatch, int kHalves>
+  __device__ static __forceinline__ void load_factors(float (&to)[kBatch][kHalves][2],
+                                                      uint32_t table, int first) {
+#pragma unroll
+    for (int i = 0; i < kBatch * kHalves; ++i) {
+      uint2 two;
+      ptx::load_shared(two, table + kFactorsAt + (first * kHalves + i) * 32);
+      to[i / kHalves][i % kHalves][0] = __uint_as_float(two.x);
+      to[i / kHalves][i % kHalves][1] = __uint_as_float(two.y);
     }
   }
 

@@ -20,7 +20,8 @@ constexpr int kRowBytes = 128;  // of one channel in a box; 16 of them change pl
 constexpr int kBoxBytes = kBlock * kSteps * 32;  // but for paired channels
 constexpr int kTablesAt = kBarrierBytes;  // the header: barriers, and where runs of outputs go
 constexpr int kTableBytes = 128 * 8;  // of a run: its place from a pixel's first output, and bias
-constexpr uint32_t kNone = 0xffffffffu;  // no such channel
+constexpr int kFactorsAt = kTableBytes / 2;  // in it, split float32: what sums are multiplied with
+constexpr uint32_t kNone = 0xffffffffu;      // no such channel
 constexpr int kHeaderBytes = kTablesAt + kConsumers * kTableBytes;
 
 __host__ __device__ inline bool is_split(const PatchParams& p) { return p.operand == 3; }

@@ -21,7 +21,6 @@ namespace upconv::patch {
 
 constexpr int kHalfSteps = kSplitSteps / 3;  // of 16 numbers of K
 constexpr int kMeetsTails = 1;               // of the weights: tails, heads that meet tails, heads
-constexpr int kFactorsAt = kTableBytes / 2;  // in a table: what a column's sums are multiplied with
 constexpr int kFar = 64;  // powers of two by which numbers may outgrow the unit of their sums
 
 // Behind the packed weights, for each column.
@@ -35,10 +34,9 @@ __host__ __device__ inline float* column_factors(const PatchParams& p, const voi
 
 template <typename Way, int N>
 struct StrictConsumer {
-  // Operand A of a stage. A thread has two rows, of which each has a scale, as a power of two.
+  // Operand A of a stage.
   struct Numbers {
     uint32_t head[kHalfSteps][4], tail[kHalfSteps][4];
-    int scale[2];
   };
 
   const PatchParams& p;
@@ -48,7 +46,9 @@ struct StrictConsumer {
   Slot box, weights;
   typename Way::Places places;
   float d[N / 2], sum[N / 2];
-  int unit[2];  // sums of a row are scaled with this power of two, and as the weights are
+  // Powers of two, of a thread's two rows: the scale of the stage that has been cut, of that which
+  // is multiplied, and of the sums (which are scaled as the weights are, besides).
+  int scale[2], multiplied[2], unit[2];
   Numbers numbers[2];
 
   __device__ __forceinline__ StrictConsumer(const PatchParams& p, const Shared& shared)
@@ -65,21 +65,21 @@ struct StrictConsumer {
     ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
     uint32_t raw[kSteps][4];
     way.load(raw, shared.boxes + (c * p.box_stages + box.index) * Way::kBytes, places);
-    float scale[2];
+    float by[2];
     bool finite = true;
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const uint32_t size = ptx::most_of_four(size_of_row(raw, row));
       finite = finite && size < kInfinity;
-      to.scale[row] = scale_of(size);
-      scale[row] = power_of_two(to.scale[row]);
+      scale[row] = scale_of(size);
+      by[row] = power_of_two(scale[row]);
     }
     if (lane == 0) ptx::barrier_arrive(shared.box_empty_at(c, box.index));  // all have loaded
     box.advance(p.box_stages);
     if (finite) {
-      cut<true>(to, raw, scale);
+      cut<true>(to, raw, by);
     } else {
-      cut<false>(to, raw, scale);
+      cut<false>(to, raw, by);
     }
   }
 
@@ -97,16 +97,17 @@ struct StrictConsumer {
 
   template <bool kFinite>
   __device__ static __forceinline__ void cut(Numbers& to, const uint32_t (&raw)[kSteps][4],
-                                             const float (&scale)[2]) {
+                                             const float (&by)[2]) {
 #pragma unroll
     for (int i = 0; i < kHalfSteps * 4; ++i) {
       const int row = i % 2;
-      cut_inputs<kFinite>(raw[i / 2][row], raw[i / 2][row + 2], scale[row], to.head[i / 4][i % 4],
+      cut_inputs<kFinite>(raw[i / 2][row], raw[i / 2][row + 2], by[row], to.head[i / 4][i % 4],
                           to.tail[i / 4][i % 4]);
     }
   }
 
   __device__ __forceinline__ void multiply(const Numbers& by) {
+    multiplied[0] = scale[0], multiplied[1] = scale[1];
     ptx::barrier_wait(shared.full + 8 * weights.index, weights.parity);
     const uint64_t high = static_cast<uint64_t>(128 >> 4) << 32;
     uint32_t low = (shared.weights + weights.index * weight_bytes(p)) >> 4 | N << 16;
@@ -122,7 +123,8 @@ struct StrictConsumer {
   }
 
   // When the products of a stage are over.
-  __device__ __forceinline__ void add(const Numbers& of) {
+  template <bool kFirst>
+  __device__ __forceinline__ void add() {
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[i]);
@@ -132,22 +134,26 @@ struct StrictConsumer {
     float factor[2];
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      if (of.scale[row] + kFar < unit[row]) outgrow(row, of.scale[row]);
-      factor[row] = power_of_two(max(unit[row] - of.scale[row], -126));
+      if (kFirst) unit[row] = 0;
+      if (multiplied[row] + kFar < unit[row]) outgrow<kFirst>(row);
+      factor[row] = power_of_two(max(unit[row] - multiplied[row], -126));
     }
 #pragma unroll
-    for (int i = 0; i < N / 2; ++i) sum[i] = fmaf(d[i], factor[i / 2 % 2], sum[i]);
+    for (int i = 0; i < N / 2; ++i) {
+      sum[i] = kFirst ? d[i] * factor[i / 2 % 2] : fmaf(d[i], factor[i / 2 % 2], sum[i]);
+    }
   }
 
   // Numbers from 2^79 on: what was added before is scaled like them.
-  __device__ __forceinline__ void outgrow(int row, int scale) {
-    const float factor = power_of_two(max(scale - unit[row], -126));
-    unit[row] = scale;
+  template <bool kFirst>
+  __device__ __forceinline__ void outgrow(int row) {
+    const float factor = power_of_two(max(multiplied[row] - unit[row], -126));
+    unit[row] = multiplied[row];
 #pragma unroll
-    for (int i = 0; i < N / 4; ++i) sum[i / 2 * 4 + row * 2 + i % 2] *= factor;
+    for (int i = 0; !kFirst && i < N / 4; ++i) sum[i / 2 * 4 + row * 2 + i % 2] *= factor;
   }
 
-  // Sums as numbers that are not scaled. The weights' scale first: the product of both may be too
+  // Sums of such numbers as what they are. The weights' scale first: the product of both may be too
   // small or too large for a float.
   __device__ __forceinline__ void unscale(uint32_t table) {
 #pragma unroll
@@ -157,7 +163,6 @@ struct StrictConsumer {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sum[4 * j + i] *= __uint_as_float(i % 2 ? factor.y : factor.x);
     }
-    if ((unit[0] | unit[1]) == 0) return;
     const float rows[] = {power_of_two(-unit[0]), power_of_two(-unit[1])};
 #pragma unroll
     for (int i = 0; i < N / 2; ++i) sum[i] *= rows[i / 2 % 2];
@@ -186,29 +191,35 @@ struct StrictConsumer {
       places = way.places(block, warp, lane);
       if (group != group_before) begin_group(table, group);
       group_before = group;
-#pragma unroll
-      for (int i = 0; i < N / 2; ++i) sum[i] = 0.f;
-      unit[0] = unit[1] = 0;
       prepare(numbers[0]);
       multiply(numbers[0]);
       const auto target = way.target(block, group, warp, lane);
-      // While products run, the next stage is cut.
-#pragma unroll 1
-      for (int k = 1; k < depth; k += 2) {
+      // While the products of a stage run, the next one is cut.
+      if (depth == 1) {
+        add<true>();
+      } else {
         prepare(numbers[1]);
-        add(numbers[0]);
+        add<true>();
         multiply(numbers[1]);
-        if (k + 1 == depth) {
-          numbers[0].scale[0] = numbers[1].scale[0], numbers[0].scale[1] = numbers[1].scale[1];
-          break;
+#pragma unroll 1
+        for (int k = 2; k < depth; k += 2) {
+          prepare(numbers[0]);
+          add<false>();
+          multiply(numbers[0]);
+          if (k + 1 == depth) break;
+          prepare(numbers[1]);
+          add<false>();
+          multiply(numbers[1]);
         }
-        prepare(numbers[0]);
-        add(numbers[1]);
-        multiply(numbers[0]);
+        add<false>();
       }
-      add(numbers[0]);
-      unscale(table);
-      if (own < blocks) way.store(sum, target, group, lane, table);
+      if (own >= blocks) continue;
+      if (unit[0] == 0 && unit[1] == 0) {
+        way.template store<true>(sum, target, group, lane, table);
+      } else {
+        unscale(table);
+        way.store(sum, target, group, lane, table);
+      }
     }
   }
 };
