@@ -17,7 +17,7 @@ import sm90_on_cpu
 from benchmark_scripts import FOLDER, script
 from sm90_references import expected, expected_grad_input
 
-from upconv.planner import Problem, sm90_patch
+from upconv.planner import Problem
 
 MULTIPROCESSORS = 3
 
@@ -53,7 +53,7 @@ def spoil(x: np.ndarray, channels: int, rng: np.random.Generator) -> None:
 
 def measurements(name: str) -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
     """Layers, what was measured, and their tilings with what they took, as far as the planner still
-    has them. Not the gradient of short rows: they shared no parts when it was measured."""
+    has them."""
     sys.path.append(str(FOLDER))
     try:
         measure = script("measure_pixels")
@@ -61,8 +61,4 @@ def measurements(name: str) -> list[tuple[Problem, dict[str, Any], list[tuple[An
         sys.path.remove(str(FOLDER))
     with gzip.open(FOLDER / "results" / name, "rt") as file:
         lines = [json.loads(line) for line in file]
-    return [
-        (problem, line, measure.tilings_of(line))
-        for line in lines
-        if not sm90_patch.short_rows(problem := measure.problem_of(line))
-    ]
+    return [(measure.problem_of(line), line, measure.tilings_of(line)) for line in lines]

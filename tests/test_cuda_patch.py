@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -21,6 +23,8 @@ pytestmark = pytest.mark.gpu
 LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
 """Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
 what rounding both operands to TF32 leaves."""
+STRICT_LIMIT = 1e-6
+"""The same for float32 that must not be rounded."""
 DIRECTIONS = ("forward", "grad_input", "grad_weight")
 KERNELS = (sm90_patch.KERNEL, sm90_patch.KERNEL, sm90_patch_wgrad.KERNEL)
 OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
@@ -31,6 +35,18 @@ PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
+
+
+@contextmanager
+def precision(strict: bool) -> Iterator[None]:
+    """Inside, float32 must not be rounded to TF32, or may be."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = "ieee" if strict else "tf32"
+    try:
+        yield
+    finally:
+        conv.fp32_precision = before
 
 
 @st.composite
@@ -60,6 +76,7 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
         "back": back,
         "last": last,
         "dtype": dtype,
+        "strict": dtype == torch.float32 and not last and draw(st.booleans()),
         "batch": draw(st.integers(1, 20)),
         "cin": draw(st.integers(8 // even, 300 // even)) * even,
         "cout": draw(st.integers(8 // step, 160 // step)) * step,
@@ -80,10 +97,10 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
     out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
     rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
     layout = torch.channels_last if ndim == 2 else torch.channels_last_3d
-    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL), precision(c["strict"]):
         if c["back"]:
             sizes = (c["batch"], c["cin"], c["cout"], c["size"], kernel, kernel)
-            asked = {"dtype": str(dtype)[6:], "tf32": True, "direction": "grad_input"}
+            asked = {"dtype": str(dtype)[6:], "tf32": not c["strict"], "direction": "grad_input"}
             assert sm90_patch.refusal(Problem.of(*sizes, **asked), H200) is None
             gy = between_nans(out, dtype)
             poison(torch.Size(shape), dtype)
@@ -101,7 +118,7 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
             wide = None if bias is None else bias.double()
             expected = PYTORCHS[ndim - 1](x.double(), w.double(), wide, kernel)
     assert torch.equal(result, again), "two runs differ"
-    assert distance(result, expected) <= LIMIT[dtype]
+    assert distance(result, expected) <= (STRICT_LIMIT if c["strict"] else LIMIT[dtype])
     # One pixel, or one channel, has both layouts.
     assert result.is_contiguous(memory_format=layout if c["last"] else torch.contiguous_format)
 
@@ -184,6 +201,44 @@ def test_a_nan_spoils_its_own_patch_alone(size: tuple[int, int], direction: str)
             expected = F.conv2d(gy.double(), w.double(), None, 2)
     assert torch.equal(got.isnan(), expected.isnan())
     assert distance(got.nan_to_num(), expected.nan_to_num()) <= LIMIT[torch.bfloat16]
+
+
+@pytest.mark.parametrize("size", [(4, 512, 32, 32), (40, 64, 14, 14), (2, 64, 16, 20, 16)])
+def test_errors_of_strict_float32_are_no_larger_than_pytorchs(size: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    ndim = len(size) - 2
+    x = torch.randn(size, device="cuda")
+    w = torch.randn(size[1], 96, *[2] * ndim, device="cuda")
+    exact = PYTORCHS[ndim - 1](x.double(), w.double(), None, 2)
+    gy = torch.randn(exact.shape, device="cuda")
+    rest = ([2] * ndim, [0] * ndim, [0] * ndim, 1, [1] * ndim)
+    gradient = ops._aten_gradient("grad_input", gy.double(), w.double(), x.shape, *rest)
+    with torch.no_grad(), precision(strict=True):
+        theirs = PYTORCHS[ndim - 1](x, w, None, 2)
+        their_gradient = ops._aten_gradient("grad_input", gy, w, x.shape, *rest)
+        with ops.forced(sm90_patch.KERNEL):
+            assert serving(ndim, x, w, None, (2,) * ndim) == sm90_patch.KERNEL
+            y = OURS[ndim - 1](x, w, None, 2)
+            gx = ops.GRADIENTS["grad_input"](gy, w, x.shape, *rest)
+    assert distance(y, exact) <= distance(theirs, exact)
+    assert distance(gx, gradient) <= distance(their_gradient, gradient)
+
+
+def test_strict_float32_is_exact_for_numbers_of_every_size() -> None:
+    """FP16, of which the kernel makes float32, ends at 65504. Each pixel is of another size; no
+    error is larger than float32's own, whatever lies beside it. In half of the images the second
+    half of the channels is of another size still."""
+    torch.manual_seed(0)
+    sizes = 10.0 ** (70 * torch.rand(4, 1, 12, 16, device="cuda", dtype=torch.double) - 36)
+    x = torch.randn(4, 80, 12, 16, device="cuda") * sizes
+    x[2:, 40:] *= 10.0 ** (36 - 70 * torch.rand(2, 1, 12, 16, device="cuda", dtype=torch.double))
+    x = x.clamp(-1e36, 1e36).float()
+    w = torch.randn(80, 24, 2, 2, device="cuda")
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL), precision(strict=True):
+        y = upconv.conv_transpose2d(x, w, None, 2)
+    expected = F.conv_transpose2d(x.double(), w.double(), None, 2)
+    largest = F.conv_transpose2d(x.double().abs(), w.double().abs(), None, 2)
+    assert float(((y - expected).abs() / largest).max()) < 4e-7
 
 
 def test_a_training_step_of_a_unet_layer() -> None:

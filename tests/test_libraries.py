@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 from upconv import jit, libraries
+from upconv.jit import recipe
 from upconv.planner import DIRECTIONS, H200, KERNELS, Candidate, Problem
 from upconv.planner.plan import SERVED
 
@@ -56,7 +60,42 @@ def test_every_type_of_every_kernel_has_a_library() -> None:
     assert set(held) == set(libraries.of_device("cuda"))
     assert held["cuda"] == {*libraries.BY_OPERAND, "direct_fprop", "direct_igrad"}
     assert held["cuda_fp16"] == set(libraries.BY_OPERAND)
-    assert held["cuda_strict"] == {"sm90_wgmma_fprop", "mma_fprop"}
+    assert held["cuda_strict"] == {"sm90_wgmma_fprop", "sm90_patch", "mma_fprop"}
+
+
+ROWS = {
+    "mma": ("mma_fprop", "mma_launch"),
+    "sm90": ("sm90_wgmma_fprop", "sm90_launch"),
+    "patch": ("sm90_patch", "sm90_patch"),
+    "phases": ("sm90_phases", "sm90_phases"),
+    "gather_igrad": ("gather_igrad", "gather_igrad_launch"),
+}
+"""Rows of the bindings' table of kernels: the kernel, and the file with its host side."""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on the PATH")
+@pytest.mark.parametrize("kind", libraries.OPERANDS_OF)
+def test_a_library_has_the_kernels_that_plans_ask_of_it(kind: str) -> None:
+    """A plan whose kernel is not in the table is left to PyTorch, and nobody would notice."""
+    text = (recipe.CSRC / "binding" / "cuda_tensor_cores.h").read_text()
+    function = text[text.index("inline KernelTable tensor_core_kernels") :]
+    defines = ("-DUPCONV_SM90", f"-DUPCONV_OPERAND_BITS={libraries.operand_bits(kind)}")
+    preprocessed = subprocess.run(
+        ["g++", "-E", "-P", "-x", "c++", *defines, "-"],
+        input=function,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rows = set(re.findall(r"(\w+)_kernel\(\)", preprocessed))
+    asked = {
+        kernel
+        for kernel, problem in emitted()
+        if libraries.library_of("cuda", kernel, problem) == kind
+    }
+    assert {ROWS[row][0] for row in rows} == asked & set(libraries.BY_OPERAND)
+    compiled = {path.stem for path in recipe.make_spec(kind, (9, 0)).sources}
+    assert {ROWS[row][1] for row in rows} <= compiled
 
 
 def test_numbers_of_operands_are_the_planners() -> None:
@@ -78,7 +117,7 @@ def test_numbers_of_operands_are_the_planners() -> None:
             number = params[ParamsHeader(header).fields().index(field)]
             assert libraries.OPERANDS[number] == libraries.operand_of(problem)
             seen.add((kernel, number))
-    assert len(seen) == 3 * len(headers) + 2
+    assert len(seen) == 3 * len(headers) + 3
 
 
 def test_each_operand_is_in_one_library() -> None:

@@ -477,8 +477,7 @@ def test_what_the_rule_picks_is_among_the_fastest(measured: Any, direction: str)
         _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
         lost.append(picked / min(ms for _, ms in choices) - 1)
     assert len(lost) > 30
-    # The input's gradient: 0.0100 with four layers that have yet to be measured in short rows.
-    assert sum(lost) / len(lost) < 0.011
+    assert sum(lost) / len(lost) < 0.01
     assert max(lost) < 0.15
 
 
@@ -488,5 +487,5 @@ def test_the_kernels_for_all_layers_were_slower_wherever_these_serve(measured: A
     for _, line, choices in measured:
         _, picked = min(choices, key=lambda choice: choice[0].microseconds(H200))
         gains.append(line["other"] / picked)
-    assert len(gains) == 204
+    assert len(gains) == 267
     assert min(gains) > 0.99

@@ -2907,6 +2907,12 @@ __device__ __forceinline__ uint32_t bounded_halves(uint32_t v, uint32_t low, uin
   asm("min.f16x2 %0, %0, %2;\n\tmax.f16x2 %0, %0, %1;" : "+r"(v) : "r"(low), "r"(high));
   return v;
 }
+// The largest value of the four threads that share the rows of a product.
+__device__ __forceinline__ uint32_t most_of_four(uint32_t v) {
+  v = max(v, __shfl_xor_sync(~0u, v, 1));
+  return max(v, __shfl_xor_sync(~0u, v, 2));
+}
+
 // Streaming stores, which CUDA has for its own 16-bit types under this name.
 __device__ __forceinline__ void __stcs(BFloat16* to, BFloat16 v) { ::__stcs(&to->bits, v.bits); }
 __device__ __forceinline__ void __stcs(Float16* to, Float16 v) { ::__stcs(&to->bits, v.bits); }
@@ -4259,28 +4265,17 @@ struct LineEpilogue : Epilogue<Operand, N, MB> {
 
 }  // namespace upconv
 
-// ===== csrc/cuda/sm90_split.cuh ==================================================================
+// ===== csrc/cuda/halves.cuh ======================================================================
 
-// Hopper kernel: float32 that must not be rounded, as sums of two FP16 numbers (`Split`).
-//
-// FP16 has TF32's 11 bits at twice its speed, but numbers from 2^-24 to 2^15 only. So everything is
-// scaled by powers of two, which rounds nothing:
-//   input    so that the largest number of the tensor comes to 2^14 or more. Heads then have all
-//            their bits down to 2^-28 of it. Tails are 2^11 times as large as they should be, and
-//            so have theirs, too; the heads of the weights that they meet are as much smaller.
-//            What is smaller still has fewer bits: an error of 2^-52 of the largest number.
-//   weights  so that the largest of each output channel comes to 2^14 or more.
-// Where the input spans more than 2^40, the unit goes through it in several passes, each with the
-// numbers of its band, 2^28 wide, and zeros for the others.
+// float32 that must not be rounded, as sums of two FP16 numbers: a head and a tail, 11 bits each.
+// Numbers are scaled by powers of two first, which rounds nothing, so that the largest of those
+// that are scaled together comes to 2^14 or more. Heads then have all their bits down to 2^-28 of
+// it. Tails of the input are 2^11 times as large as they should be, and so have theirs, too; the
+// heads of the weights that they meet are as much smaller.
 
 namespace upconv {
 
-// --- The input -------------------------------------------------------------------------------
-
-constexpr int kBandWidth = 28, kOneBand = 40;  // powers of two
-constexpr int kRangeThreads = 512;
 constexpr float kTailScale = 2048;
-constexpr int kSumScale = 80;  // sums are so many powers of two larger than the products
 constexpr uint32_t kMostHalves = 0x7bff7bff, kLeastHalves = 0xfbfffbff;  // 65504 and -65504
 constexpr uint32_t kInfinity = 0x7f800000;
 
@@ -4307,6 +4302,62 @@ __device__ __forceinline__ float upper_half(uint32_t halves) {
   return ptx::widened(ptx::Float16{static_cast<unsigned short>(halves >> 16)});
 }
 
+// How large a number is, as bits; 0 for what is not finite.
+__device__ __forceinline__ uint32_t finite_size(uint32_t bits) {
+  const uint32_t size = bits & 0x7fffffffu;
+  return size < kInfinity ? size : 0;
+}
+
+// Heads and tails of two numbers of the input. Where both are known to be finite, a little faster.
+template <bool kFinite = false>
+__device__ __forceinline__ void cut_inputs(uint32_t low, uint32_t high, float scale, uint32_t& head,
+                                           uint32_t& tail) {
+  const float a = __uint_as_float(low), b = __uint_as_float(high);
+  head = kFinite ? ptx::to_halves(a * scale, b * scale) : finite_halves(a * scale, b * scale);
+  const float larger = scale * kTailScale;
+  tail = ptx::to_halves(fmaf(lower_half(head), -kTailScale, a * larger),
+                        fmaf(upper_half(head), -kTailScale, b * larger));
+}
+
+// Two weights, already scaled: in their tails (0), as heads that meet tails (1), or heads (2).
+__device__ __forceinline__ uint32_t cut_weights(float low, float high, int part) {
+  const uint32_t heads = finite_halves(low, high);
+  if (part == 2) return heads;
+  const float low_head = lower_half(heads), high_head = upper_half(heads);
+  if (part == 0) return ptx::to_halves(low - low_head, high - high_head);
+  // What is not zero stays so, for the infinities that it may meet.
+  const auto small = [](float v, float head) {
+    const float least = 5.9604645e-8f;  // of FP16
+    const float size = fmaxf(fabsf(head) / kTailScale, least);
+    return v == 0.f ? 0.f : copysignf(size, head == 0.f ? v : head);
+  };
+  return ptx::to_halves(small(low, low_head), small(high, high_head));
+}
+
+}  // namespace upconv
+
+// ===== csrc/cuda/sm90_split.cuh ==================================================================
+
+// Hopper kernel: float32 that must not be rounded, as sums of two FP16 numbers (`Split`).
+//
+// FP16 has TF32's 11 bits at twice its speed, but numbers from 2^-24 to 2^15 only. So everything is
+// scaled by powers of two, which rounds nothing:
+//   input    so that the largest number of the tensor comes to 2^14 or more. Heads then have all
+//            their bits down to 2^-28 of it. Tails are 2^11 times as large as they should be, and
+//            so have theirs, too; the heads of the weights that they meet are as much smaller.
+//            What is smaller still has fewer bits: an error of 2^-52 of the largest number.
+//   weights  so that the largest of each output channel comes to 2^14 or more.
+// Where the input spans more than 2^40, the unit goes through it in several passes, each with the
+// numbers of its band, 2^28 wide, and zeros for the others.
+
+namespace upconv {
+
+// --- The input -------------------------------------------------------------------------------
+
+constexpr int kBandWidth = 28, kOneBand = 40;  // powers of two
+constexpr int kRangeThreads = 512;
+constexpr int kSumScale = 80;  // sums are so many powers of two larger than the products
+
 // The numbers that a lap over the input takes, and their scale.
 struct Band {
   float scale = 1;
@@ -4315,15 +4366,6 @@ struct Band {
   // The number, or 0 where it is of another band.
   __device__ __forceinline__ uint32_t own(uint32_t bits) const {
     return (bits & 0x7fffffffu) - least < span ? bits : 0;
-  }
-  // Heads and tails of two neighbouring channels.
-  __device__ __forceinline__ void cut(uint32_t low, uint32_t high, uint32_t& head,
-                                      uint32_t& tail) const {
-    const float a = __uint_as_float(low), b = __uint_as_float(high);
-    head = finite_halves(a * scale, b * scale);
-    const float larger = scale * kTailScale;
-    tail = ptx::to_halves(fmaf(lower_half(head), -kTailScale, a * larger),
-                          fmaf(upper_half(head), -kTailScale, b * larger));
   }
 };
 
@@ -4367,7 +4409,7 @@ struct SizeRange {
   uint32_t most = 0, least = ~0u;
 
   __device__ __forceinline__ void add(uint32_t bits) {
-    const uint32_t size = bits & 0x7fffffffu, counted = size < kInfinity ? size : 0;
+    const uint32_t counted = finite_size(bits);
     most = max(most, counted);
     least = min(least, counted - 1);
   }
@@ -4461,21 +4503,6 @@ __global__ void sm90_scale_channels(const __grid_constant__ Sm90Params p, const 
 __device__ __forceinline__ float unscaled(float sum, int scale) {
   const int exponent = -min(scale + kSumScale, 252), half = exponent / 2;
   return sum * power_of_two(half) * power_of_two(exponent - half);
-}
-
-// Two weights, already scaled: in their tails (0), as heads that meet tails (1), or heads (2).
-__device__ __forceinline__ uint32_t cut_weights(float low, float high, int part) {
-  const uint32_t heads = finite_halves(low, high);
-  if (part == 2) return heads;
-  const float low_head = lower_half(heads), high_head = upper_half(heads);
-  if (part == 0) return ptx::to_halves(low - low_head, high - high_head);
-  // What is not zero stays so, for the infinities that it may meet.
-  const auto small = [](float v, float head) {
-    const float least = 5.9604645e-8f;  // of FP16
-    const float size = fmaxf(fabsf(head) / kTailScale, least);
-    return v == 0.f ? 0.f : copysignf(size, head == 0.f ? v : head);
-  };
-  return ptx::to_halves(small(low, low_head), small(high, high_head));
 }
 
 }  // namespace upconv
@@ -5304,7 +5331,7 @@ struct BoxLoader {
       }
       uint32_t head[4], tail[4];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) band.cut(v[2 * k], v[2 * k + 1], head[k], tail[k]);
+      for (int k = 0; k < 4; ++k) cut_inputs(v[2 * k], v[2 * k + 1], band.scale, head[k], tail[k]);
       ptx::store_shared_if(on, target, make_uint4(head[0], head[1], head[2], head[3]));
       ptx::store_shared_if(on, target + tail_step, make_uint4(tail[0], tail[1], tail[2], tail[3]));
     } else if constexpr (kE == 4) {
@@ -5711,8 +5738,8 @@ struct Loader {
       if constexpr (Operand::kSplit) {
         const Band band = bands.band(of_pass >> 4 * entry & 15);
         uint2 head, tail;
-        band.cut(band.own(v.x), band.own(v.y), head.x, tail.x);
-        band.cut(band.own(v.z), band.own(v.w), head.y, tail.y);
+        cut_inputs(band.own(v.x), band.own(v.y), band.scale, head.x, tail.x);
+        cut_inputs(band.own(v.z), band.own(v.w), band.scale, head.y, tail.y);
         ptx::store_shared(target + i * 16, head);
         ptx::store_shared(target + (p.slice_blocks * p.block_pitch + i) * 16, tail);
       } else {

@@ -55,6 +55,7 @@ SOURCES = {
         "cuda/sm90_split*.cu",
         "cuda/mma_split.cu",
         "cuda/sm90_launch.cu",
+        "cuda/sm90_patch.cu",
         "cuda/mma_launch.cu",
     ),
 }

@@ -14,6 +14,7 @@ from math import gcd, prod
 
 from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
+from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
 from .sm90_patch import BOX_BYTES, CONSUMERS, INT
 from .sm90_patch import refusal as patch_refusal
@@ -116,7 +117,7 @@ def lead(problem: Problem) -> int:
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = patch_refusal(problem, hardware)
+    reason = rounding_legality(problem, hardware) or patch_refusal(problem, hardware)
     if reason:
         return reason
     if problem.in_channels * problem.out_channels * prod(problem.kernel) >= INT:

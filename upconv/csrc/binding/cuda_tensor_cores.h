@@ -122,12 +122,12 @@ inline KernelTable tensor_core_kernels() {
   KernelTable kernels = {mma_kernel()};
 #ifdef UPCONV_SM90
   kernels.push_back(sm90_kernel());
+  kernels.push_back(patch_kernel());
 #endif
   // These have no split operands: a library of those alone is built without their sources.
 #if UPCONV_OPERAND_BITS != 8
   kernels.push_back(gather_igrad_kernel());
 #ifdef UPCONV_SM90
-  kernels.push_back(patch_kernel());
   kernels.push_back(phases_kernel());
 #endif
 #endif
