@@ -161,7 +161,7 @@ def _hopeless(kernel: str, problem: Problem, hardware: Hardware) -> str:
 
 SUPERSEDED = {sm90.KERNEL: sm90_patch, sm90_wgrad.KERNEL: sm90_patch_wgrad}
 """Kernels for all layers, and those for patches, which were faster wherever they may serve: 1.0 to
-3.5 times in 183 calls of 26 layers (docs/notes/2026-11-16-patches.md)."""
+3.8 times in 267 calls of 28 layers (docs/notes/2026-11-16-patches.md)."""
 
 
 def _superseded(kernel: str, problem: Problem, hardware: Hardware) -> str:

@@ -165,12 +165,12 @@ cudaError_t launch_pack(const PatchParams& p, const typename Way::Element* weigh
 template <typename Way>
 cudaError_t launch_pack_strict(const PatchParams& p, const float* weight, uint4* packed,
                                cudaStream_t stream) {
-  constexpr int kScaleThreads = 1024, kWarps = kScaleThreads / 32;
+  constexpr int kWarps = kPackThreads / 32;
   const int columns = column_groups(p) * p.tile_n;
   float* factors = column_factors(p, packed, Way::depth(p));
   auto scale = sm90_patch_scale<Way>;
   const dim3 blocks((columns + kWarps - 1) / kWarps);
-  scale<<<blocks, kScaleThreads, kNoBytes, stream>>>(p, weight, factors);
+  scale<<<blocks, kPackThreads, kNoBytes, stream>>>(p, weight, factors);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
   const unsigned wide = (columns + kPackThreads - 1) / kPackThreads;
