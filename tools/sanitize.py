@@ -144,6 +144,20 @@ def patch_sweep() -> None:
         print("clean, patches", batch, cin, cout, size, kernel, dtype)
 
 
+def strict_patch_sweep() -> None:
+    for batch, cin, cout, size, kernel, dtype in PATCH_SWEEP:
+        if dtype != torch.float32:
+            continue
+        operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
+        none, ones, step = ((v,) * len(size) for v in (0, 1, kernel))
+        with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+            y = operator(x, w, None, kernel)
+            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
+        torch.cuda.synchronize()
+        assert all(bool(torch.isfinite(each).all()) for each in (y, gx))
+        print("clean, patches, strict", batch, cin, cout, size, kernel)
+
+
 def phases_sweep() -> None:
     for batch, cin, cout, size, kernel, *steps, dtype in PHASES_SWEEP:
         operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
@@ -217,6 +231,7 @@ def main() -> None:
         torch.backends.cudnn.conv.fp32_precision = precision
         direct_gradient_sweep()
         forward_sweep()
+    strict_patch_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"
     gradient_sweep()
     patch_sweep()
