@@ -27,6 +27,19 @@ def serving(ndim: int, x: torch.Tensor, w: torch.Tensor, *rest: object) -> str:
     return "aten" if plan is None else plan.kernel
 
 
+def check_same(result: torch.Tensor, again: torch.Tensor) -> None:
+    """Two runs have the same bits. If not, where they differ says more than that they do."""
+    if torch.equal(result, again):
+        return
+    places = (result != again).nonzero()
+    first, last = (tuple(places[i].tolist()) for i in (0, -1))
+    raise AssertionError(
+        f"two runs differ in {len(places)} of {result.numel()} numbers, from {first} to {last}:"
+        f" {result[first]} and {again[first]}; {int(result.isnan().sum())} and"
+        f" {int(again.isnan().sum())} are NaN"
+    )
+
+
 def distance(y: torch.Tensor, expected: torch.Tensor) -> float:
     """Relative to the norm of what is expected; infinite where y has a NaN."""
     assert y.shape == expected.shape
@@ -99,7 +112,8 @@ def check_weight_gradients(problem: Problem, kernel: str, seed: int, limit: floa
         )
     wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), shape, *rest)
     sums = gy.double().sum([0, *range(2, ndim + 2)])
-    assert all(torch.equal(*each) for each in zip(both, again, strict=True)), "two runs differ"
+    for each in zip(both, again, strict=True):
+        check_same(*each)
     assert distance(both[0], wanted) <= limit
     assert distance(alone, wanted) <= limit
     assert distance(both[1], sums) <= (1e-6 if dtype == torch.float32 else limit)

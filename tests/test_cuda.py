@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, distance, poison
+from gpu_checks import allocations, check_same, distance, poison
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +92,7 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
         poison(shape, x.dtype)
         y = upconv.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
         again = upconv.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
-    assert torch.equal(y, again), "two runs differ"
+    check_same(y, again)
     assert error(y, x, w, b, *rest) <= LIMIT[x.dtype]
     native = F.conv_transpose2d(x, w, b, *rest)  # type: ignore[arg-type]
     for layout in (torch.contiguous_format, torch.channels_last):  # sizes of 1 may count as both

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import distance, poison
+from gpu_checks import check_same, distance, poison
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +34,7 @@ def check(gy: torch.Tensor, ndim: int) -> None:
     result, again = (torch.ops.upconv._grad_bias(gy, ndim) for _ in range(2))
     expected = autograd.aten_bias_gradient(gy.double(), ndim)
     assert result.dtype == gy.dtype
-    assert torch.equal(result, again), "two runs differ"
+    check_same(result, again)
     # Relative to the numbers that are added: their sum may be close to nothing.
     scale = autograd.aten_bias_gradient(gy.double().square(), ndim).sqrt().norm()
     assert bool(torch.isfinite(result).all())
@@ -146,7 +146,7 @@ def test_it_comes_with_the_gradient_of_the_weight(
         )
     for result, repeated, wanted, limit in zip(both, again, expected, limits, strict=True):
         assert result.dtype == dtype
-        assert torch.equal(result, repeated), "two runs differ"
+        check_same(result, repeated)
         assert distance(result, wanted) <= limit
 
 

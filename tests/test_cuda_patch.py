@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import between_nans, check_weight_gradients, distance, poison, serving
+from gpu_checks import between_nans, check_same, check_weight_gradients, distance, poison, serving
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -117,7 +117,7 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
             result, again = (OURS[ndim - 1](x, w, bias, kernel) for _ in range(2))
             wide = None if bias is None else bias.double()
             expected = PYTORCHS[ndim - 1](x.double(), w.double(), wide, kernel)
-    assert torch.equal(result, again), "two runs differ"
+    check_same(result, again)
     assert distance(result, expected) <= (STRICT_LIMIT if c["strict"] else LIMIT[dtype])
     # One pixel, or one channel, has both layouts.
     assert result.is_contiguous(memory_format=layout if c["last"] else torch.contiguous_format)

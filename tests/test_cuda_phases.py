@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import between_nans, distance, poison, serving
+from gpu_checks import between_nans, check_same, distance, poison, serving
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +105,7 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(problem: Problem, s
             assert serving(problem.ndim, x, w, bias, *steps) == sm90_phases.KERNEL
         poison(expected.shape, x.dtype)
         result, again = (result_of(problem, x, w, bias) for _ in range(2))
-    assert torch.equal(result, again), "two runs differ"
+    check_same(result, again)
     assert distance(result, expected) <= LIMIT[x.dtype]
 
 

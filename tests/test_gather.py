@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from gpu_checks import distance, poison
+from gpu_checks import check_same, distance, poison
 from test_direct_grads import gradient, reference, tensors
 
 from upconv import ops
@@ -47,7 +47,7 @@ def check(problem: Problem) -> None:
         torch.full((gather_wgrad.WORKSPACE_BYTES // 4,), float("nan"), device="cuda")
         result = gradient(problem, *operands)
         again = gradient(problem, *operands)
-    assert torch.equal(result, again), f"two runs differ: {problem}"
+    check_same(result, again)
     assert distance(result, expected) <= LIMIT[problem.dtype], problem
 
 

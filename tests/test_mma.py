@@ -8,7 +8,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, distance, poison
+from gpu_checks import allocations, check_same, distance, poison
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -109,7 +109,7 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
         poison(shape, x.dtype)
         y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
-    assert torch.equal(y, again), "two runs differ"
+    check_same(y, again)
     assert error(y, x, w, b, *rest) <= LIMIT[c["kind"]]  # type: ignore[index]
 
 
