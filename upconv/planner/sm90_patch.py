@@ -250,8 +250,19 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         f" {depth(best.problem)} x {ROW_BYTES} bytes",
         f"{best.units} tiles of {CONSUMERS} x {BLOCK} pixels and {best.n} columns; weights {held},"
         f" {best.box_stages} boxes on their way for each warpgroup",
+        *form_notes(best.problem),
     )
     return Candidate(KERNEL, best.microseconds(hardware), record(best), notes)
+
+
+def form_notes(problem: Problem) -> Iterator[str]:
+    """What sets a problem's form apart from the plain one."""
+    if problem.strict:
+        yield "float32 as two FP16 numbers, scaled pixel by pixel"
+    if paired(problem):
+        yield "two channels are one row of TMA's: a channel is no multiple of 16 bytes"
+    if rows := short_rows(problem):
+        yield f"{rows} whole rows of the input, or what is left, are a part of a block"
 
 
 def fields(tiling: Tiling) -> dict[str, int]:
