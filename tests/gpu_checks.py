@@ -27,6 +27,18 @@ def serving(ndim: int, x: torch.Tensor, w: torch.Tensor, *rest: object) -> str:
     return "aten" if plan is None else plan.kernel
 
 
+@contextmanager
+def precision(of_float32: str) -> Iterator[None]:
+    """Inside, "ieee": float32 must not be rounded to TF32; "tf32": it may be."""
+    conv = torch.backends.cudnn.conv
+    before = conv.fp32_precision
+    conv.fp32_precision = of_float32
+    try:
+        yield
+    finally:
+        conv.fp32_precision = before
+
+
 def check_same(result: torch.Tensor, again: torch.Tensor) -> None:
     """Two runs have the same bits. If not, where they differ says more than that they do."""
     if torch.equal(result, again):

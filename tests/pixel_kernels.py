@@ -17,7 +17,7 @@ import sm90_on_cpu
 from benchmark_scripts import FOLDER, script
 from sm90_references import expected, expected_grad_input
 
-from upconv.planner import Problem
+from upconv.planner import H200, Problem
 
 MULTIPROCESSORS = 3
 
@@ -62,3 +62,14 @@ def measurements(name: str) -> list[tuple[Problem, dict[str, Any], list[tuple[An
     with gzip.open(FOLDER / "results" / name, "rt") as file:
         lines = [json.loads(line) for line in file]
     return [(measure.problem_of(line), line, measure.tilings_of(line)) for line in lines]
+
+
+def picked(choices: list[tuple[Any, float]]) -> float:
+    """What the tiling took that the planner would take."""
+    assert choices, "the planner has none of the tilings that were measured"
+    return min(choices, key=lambda choice: choice[0].microseconds(H200))[1]
+
+
+def lost(choices: list[tuple[Any, float]]) -> float:
+    """By how much longer that is than the fastest."""
+    return picked(choices) / min(ms for _, ms in choices) - 1

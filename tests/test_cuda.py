@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, check_same, distance, poison
+from gpu_checks import allocations, check_same, distance, poison, precision
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -103,11 +103,8 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
 @pytest.fixture
 def strict() -> Iterator[None]:
     """Inside, float32 must not be rounded to TF32."""
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision
-    conv.fp32_precision = "ieee"
-    yield
-    conv.fp32_precision = before
+    with precision("ieee"):
+        yield
 
 
 @pytest.mark.usefixtures("strict")
@@ -272,17 +269,12 @@ def test_gradients_and_training_step() -> None:
         assert float((ours - theirs).norm() / theirs.norm()) < 2e-3
 
 
+@pytest.mark.usefixtures("strict")
 def test_strict_float32_keeps_off_tf32() -> None:
     x, module = layer()
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision
-    try:
-        conv.fp32_precision = "ieee"
-        with torch.no_grad(), ops.forced(SM90):
-            y = upconv.conv_transpose2d(x, module.weight, module.bias, 2, 1)
-        assert error(y, x, module.weight, module.bias, 2, 1) < 1e-6
-    finally:
-        conv.fp32_precision = before
+    with torch.no_grad(), ops.forced(SM90):
+        y = upconv.conv_transpose2d(x, module.weight, module.bias, 2, 1)
+    assert error(y, x, module.weight, module.bias, 2, 1) < 1e-6
 
 
 def test_a_graph_is_captured_before_its_types_are_loaded() -> None:

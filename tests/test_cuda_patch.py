@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import between_nans, check_same, check_weight_gradients, distance, poison, serving
+from gpu_checks import (
+    between_nans,
+    check_same,
+    check_weight_gradients,
+    distance,
+    poison,
+    precision,
+    serving,
+)
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -35,18 +41,6 @@ PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 def _hopper() -> None:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs compute capability 9.0")
-
-
-@contextmanager
-def precision(strict: bool) -> Iterator[None]:
-    """Inside, float32 must not be rounded to TF32, or may be."""
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision
-    conv.fp32_precision = "ieee" if strict else "tf32"
-    try:
-        yield
-    finally:
-        conv.fp32_precision = before
 
 
 @st.composite
@@ -97,7 +91,11 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
     out = (c["batch"], c["cout"], *(s * k for s, k in zip(c["size"], kernel, strict=True)))
     rest = (kernel, (0,) * ndim, (0,) * ndim, 1, (1,) * ndim)
     layout = torch.channels_last if ndim == 2 else torch.channels_last_3d
-    with torch.no_grad(), ops.forced(sm90_patch.KERNEL), precision(c["strict"]):
+    with (
+        torch.no_grad(),
+        ops.forced(sm90_patch.KERNEL),
+        precision("ieee" if c["strict"] else "tf32"),
+    ):
         if c["back"]:
             sizes = (c["batch"], c["cin"], c["cout"], c["size"], kernel, kernel)
             asked = {"dtype": str(dtype)[6:], "tf32": not c["strict"], "direction": "grad_input"}
@@ -213,7 +211,7 @@ def test_errors_of_strict_float32_are_no_larger_than_pytorchs(size: tuple[int, .
     gy = torch.randn(exact.shape, device="cuda")
     rest = ([2] * ndim, [0] * ndim, [0] * ndim, 1, [1] * ndim)
     gradient = ops._aten_gradient("grad_input", gy.double(), w.double(), x.shape, *rest)
-    with torch.no_grad(), precision(strict=True):
+    with torch.no_grad(), precision("ieee"):
         theirs = PYTORCHS[ndim - 1](x, w, None, 2)
         their_gradient = ops._aten_gradient("grad_input", gy, w, x.shape, *rest)
         with ops.forced(sm90_patch.KERNEL):
@@ -234,7 +232,7 @@ def test_strict_float32_is_exact_for_numbers_of_every_size() -> None:
     x[2:, 40:] *= 10.0 ** (36 - 70 * torch.rand(2, 1, 12, 16, device="cuda", dtype=torch.double))
     x = x.clamp(-1e36, 1e36).float()
     w = torch.randn(80, 24, 2, 2, device="cuda")
-    with torch.no_grad(), ops.forced(sm90_patch.KERNEL), precision(strict=True):
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL), precision("ieee"):
         y = upconv.conv_transpose2d(x, w, None, 2)
     expected = F.conv_transpose2d(x.double(), w.double(), None, 2)
     largest = F.conv_transpose2d(x.double().abs(), w.double().abs(), None, 2)

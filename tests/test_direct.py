@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import check_same, distance, poison, serving
+from gpu_checks import check_same, distance, poison, precision, serving
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from strategies import Case, cases
@@ -112,15 +112,10 @@ def test_an_empty_batch_and_an_unbatched_input() -> None:
 
 def test_float32_is_exact_where_tf32_is_allowed() -> None:
     """The kernel rounds nothing to TF32: 2^-11 would show."""
-    conv = torch.backends.cudnn.conv
-    before = conv.fp32_precision
-    try:
-        for precision in ("tf32", "ieee"):
-            conv.fp32_precision = precision
-            x, w = torch.randn(2, 8, 32, 32, device="cuda"), torch.randn(8, 1, 3, 3, device="cuda")
+    for each in ("tf32", "ieee"):
+        x, w = torch.randn(2, 8, 32, 32, device="cuda"), torch.randn(8, 1, 3, 3, device="cuda")
+        with precision(each):
             check(2, x, w, None, 1, 1, 0, 8)
-    finally:
-        conv.fp32_precision = before
 
 
 def test_gradients_flow_through_the_kernel() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from export_harness import CASES, load, load_case, seeded
+from gpu_checks import precision
 from torch import Tensor, nn
 
 import upconv
@@ -149,10 +150,5 @@ def test_calls_that_cannot_be_served_say_why(tmp_path: Path) -> None:
             model(bad)
     with pytest.raises(RuntimeError, match="in_channels of a group = 4"):
         context["ModelNew"](64, 64, 3, groups=16).cuda()(x)
-    precision = torch.backends.cudnn.conv.fp32_precision
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
-    try:
-        with pytest.raises(RuntimeError, match="TF32"):
-            model(x)
-    finally:
-        torch.backends.cudnn.conv.fp32_precision = precision
+    with precision("ieee"), pytest.raises(RuntimeError, match="TF32"):
+        model(x)

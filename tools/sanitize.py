@@ -126,19 +126,26 @@ def gradient_sweep() -> None:
         print("clean, gradients", batch, cin, cout, size, kernel, s, dtype)
 
 
+def patch_calls(operator, x, w):  # type: ignore[no-untyped-def]
+    """A layer whose kernel is its stride, its input's gradient, and its parameters as lists."""
+    step = tuple(w.shape[2:])
+    none, ones = ((v,) * len(step) for v in (0, 1))
+    rest = (step, none, none, 1, ones)
+    with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
+        y = operator(x, w, None, step)
+        return y, ops.GRADIENTS["grad_input"](y, w, x.shape, *rest), rest
+
+
 def patch_sweep() -> None:
     for batch, cin, cout, size, kernel, dtype in PATCH_SWEEP:
         operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
-        none, ones, step = ((v,) * len(size) for v in (0, 1, kernel))
-        with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
-            if len(size) == 2:
+        if len(size) == 2:
+            with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
                 operator(x.contiguous(memory_format=torch.channels_last), w, None, kernel)
-            y = operator(x, w, None, kernel)
-            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
-        rest = (w.shape, step, none, none, 1, ones)
+        y, gx, rest = patch_calls(operator, x, w)
         for name in (sm90_patch_wgrad.KERNEL, sm90_phases_wgrad.KERNEL):
             with torch.no_grad(), ops.forced(name):
-                gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, *rest)
+                gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, w.shape, *rest)
             torch.cuda.synchronize()
             assert all(bool(torch.isfinite(each).all()) for each in (y, gx, gw, gb))
         print("clean, patches", batch, cin, cout, size, kernel, dtype)
@@ -149,10 +156,7 @@ def strict_patch_sweep() -> None:
         if dtype != torch.float32:
             continue
         operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
-        none, ones, step = ((v,) * len(size) for v in (0, 1, kernel))
-        with torch.no_grad(), ops.forced(sm90_patch.KERNEL):
-            y = operator(x, w, None, kernel)
-            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, step, none, none, 1, ones)
+        y, gx, _ = patch_calls(operator, x, w)
         torch.cuda.synchronize()
         assert all(bool(torch.isfinite(each).all()) for each in (y, gx))
         print("clean, patches, strict", batch, cin, cout, size, kernel)

@@ -4341,12 +4341,8 @@ __device__ __forceinline__ uint32_t cut_weights(float low, float high, int part)
 // Hopper kernel: float32 that must not be rounded, as sums of two FP16 numbers (`Split`).
 //
 // FP16 has TF32's 11 bits at twice its speed, but numbers from 2^-24 to 2^15 only. So everything is
-// scaled by powers of two, which rounds nothing:
-//   input    so that the largest number of the tensor comes to 2^14 or more. Heads then have all
-//            their bits down to 2^-28 of it. Tails are 2^11 times as large as they should be, and
-//            so have theirs, too; the heads of the weights that they meet are as much smaller.
-//            What is smaller still has fewer bits: an error of 2^-52 of the largest number.
-//   weights  so that the largest of each output channel comes to 2^14 or more.
+// scaled (halves.cuh): the input by the largest number of the tensor, of which an error of 2^-52
+// remains; the weights by the largest of each output channel.
 // Where the input spans more than 2^40, the unit goes through it in several passes, each with the
 // numbers of its band, 2^28 wide, and zeros for the others.
 

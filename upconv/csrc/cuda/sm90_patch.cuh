@@ -18,6 +18,7 @@
 // with that of other images. For the gradient, parts of rows of any images, or several short rows.
 // 16-bit planes of an odd number of 8 bytes, which no TMA stride can be: two channels are one row.
 // channels_last: pixels of all images follow each other, and operand A needs no registers.
+// float32 that must not be rounded has consumers of its own: sm90_patch_strict.cuh.
 // Weights: a ring, or, where all of a group of columns fit, they stay, and the thread block keeps
 // to that group.
 //
