@@ -151,7 +151,8 @@ bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradPa
   const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
                     plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
-                    plan->stride_y > 0 && wgrad_phases::job_count(*plan) > 0 && square_fits(*plan);
+                    plan->stride_y > 0 && plan->in_d > 0 && plan->in_h > 0 && plan->in_w > 0 &&
+                    wgrad_phases::job_count(*plan) > 0 && square_fits(*plan);
   if (fits) plan->shape = wgrad_phases::shape_of(*plan);
   return fits;
 }

@@ -73,7 +73,8 @@ struct Consumer {
   // The parts of a unit, in two turns each: while products of one run, the other is loaded. A stage
   // is given back when the products after it have begun.
   __device__ __forceinline__ void reduce(const Unit<Operand>& unit, Slot& slot) {
-    Turns turns(unit.first, unit.end, unit.in, input_blocks(p), Way::kAddsBias && unit.adds(p));
+    Turns turns(unit.first, unit.end, unit.in, p.shape.input_blocks,
+                Way::kAddsBias && unit.adds(p));
     int before = -1;
 #pragma unroll 1
     for (int i = unit.first; i < unit.end; ++i) {

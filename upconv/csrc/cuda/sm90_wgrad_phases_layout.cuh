@@ -45,38 +45,33 @@ __device__ __forceinline__ void put_group(Registers& to, int i, const uint32_t (
 
 // --- Units of work ---------------------------------------------------------------------------
 
-__host__ __device__ inline int tap_rows(const PhasesWgradParams& p) {
-  return p.kernel_z * p.kernel_y;
-}
+inline int tap_rows(const PhasesWgradParams& p) { return p.kernel_z * p.kernel_y; }
 // A job has some quads (four taps side by side) of as many channels of gy as make 64 of them.
-__host__ __device__ inline int windows(const PhasesWgradParams& p) {
+inline int windows(const PhasesWgradParams& p) {
   return (p.kernel_x + kTaps - 1) / kTaps / p.job_quads;
 }
-__host__ __device__ inline int block_channels(const PhasesWgradParams& p) {
-  return kGradRows / p.job_quads;
-}
-__host__ __device__ inline int gradient_blocks(const PhasesWgradParams& p) {
+inline int block_channels(const PhasesWgradParams& p) { return kGradRows / p.job_quads; }
+inline int gradient_blocks(const PhasesWgradParams& p) {
   return (p.out_channels + block_channels(p) - 1) / block_channels(p);
 }
-__host__ __device__ inline int input_blocks(const PhasesWgradParams& p) {
+inline int input_blocks(const PhasesWgradParams& p) {
   return (p.in_channels + p.tile_n - 1) / p.tile_n;
 }
-__host__ __device__ inline int job_count(const PhasesWgradParams& p) {
+inline int job_count(const PhasesWgradParams& p) {
   return tap_rows(p) * windows(p) * gradient_blocks(p) * input_blocks(p);
 }
 __host__ __device__ inline int unit_count(const PhasesWgradParams& p) {
-  return job_count(p) * p.workers;
-}
-// All that a job has: parts of rows, blocks of rows of an image, or runs of any images.
-inline int part_count(const PhasesWgradParams& p) {
-  const int64_t wide = (p.in_w * number_bytes(p) + kInputBytes - 1) / kInputBytes;
-  const int64_t high = (p.in_h + p.rows - 1) / p.rows;
-  const int64_t all = high * wide * p.batch * p.in_d;
-  return static_cast<int>(p.runs ? (all + p.runs - 1) / p.runs : all);
+  return p.shape.jobs * p.workers;
 }
 inline PhasesWgradShape shape_of(const PhasesWgradParams& p) {
   PhasesWgradShape s;
-  s.parts = part_count(p);
+  s.row_parts = (p.in_w * number_bytes(p) + kInputBytes - 1) / kInputBytes;
+  s.high = (p.in_h + p.rows - 1) / p.rows;
+  // All that a job has: parts of rows, blocks of rows of an image, or runs of any images.
+  int64_t parts = static_cast<int64_t>(s.high) * s.row_parts * p.batch * p.in_d;
+  if (p.runs) parts = (parts + p.runs - 1) / p.runs;
+  s.share = static_cast<int>(parts / p.workers);
+  s.longer = static_cast<int>(parts % p.workers);
   s.rows = tap_rows(p);
   s.windows = windows(p);
   s.quads = s.windows * p.job_quads;
@@ -95,11 +90,14 @@ inline PhasesWgradShape shape_of(const PhasesWgradParams& p) {
   s.by_bias_rows = Divider(s.bias_rows);
   s.by_stride_y = Divider(p.stride_y);
   s.by_input_blocks = Divider(s.input_blocks);
+  s.by_jobs = Divider(s.jobs);
+  s.by_windows = Divider(s.windows);
+  s.by_gradient_blocks = Divider(s.gradient_blocks);
+  s.by_kernel_y = Divider(p.kernel_y);
+  s.by_row_parts = Divider(s.row_parts);
+  s.by_high = Divider(s.high);
+  s.by_in_d = Divider(p.in_d);
   return s;
-}
-template <typename Operand>
-__host__ __device__ int row_parts(const PhasesWgradParams& p) {
-  return (p.in_w + kPartPixels<Operand> - 1) / kPartPixels<Operand>;
 }
 
 // One thread block's share: some parts of all, for quads of a row of taps and a block of channels
@@ -110,17 +108,16 @@ struct Unit {
   int out, in, first, end;   // blocks of channels, parts
 
   __device__ __forceinline__ Unit(const PhasesWgradParams& p, int number) {
-    const int jobs = job_count(p), worker = number / jobs, job = number - worker * jobs;
-    const int wide = job / tap_rows(p), row = job - wide * tap_rows(p);
-    const int blocks = wide / windows(p);
-    const int64_t parts = p.shape.parts;
-    row_z = row / p.kernel_y;
+    const PhasesWgradShape& s = p.shape;
+    const int worker = s.by_jobs(number), job = number - worker * s.jobs;
+    const int wide = s.by_rows(job), row = job - wide * s.rows, blocks = s.by_windows(wide);
+    row_z = s.by_kernel_y(row);
     row_y = row - row_z * p.kernel_y;
-    window = wide - blocks * windows(p);
-    in = blocks / gradient_blocks(p);
-    out = blocks - in * gradient_blocks(p);
-    first = static_cast<int>(parts * worker / p.workers);
-    end = static_cast<int>(parts * (worker + 1) / p.workers);
+    window = wide - blocks * s.windows;
+    in = s.by_gradient_blocks(blocks);
+    out = blocks - in * s.gradient_blocks;
+    first = worker * s.share + min(worker, s.longer);
+    end = first + s.share + (worker < s.longer ? 1 : 0);
   }
   // Do the two inner taps of this row and its like meet each number of gy once?
   __device__ __forceinline__ bool adds(const PhasesWgradParams& p) const {
@@ -135,12 +132,12 @@ struct Part {
   int image, z, y, x;
 
   __device__ __forceinline__ Part(const PhasesWgradParams& p, int number) {
-    const int row = number / row_parts<Operand>(p), high = (p.in_h + p.rows - 1) / p.rows;
-    const int slice = row / high;
-    image = slice / p.in_d;
+    const PhasesWgradShape& s = p.shape;
+    const int row = s.by_row_parts(number), slice = s.by_high(row);
+    image = s.by_in_d(slice);
     z = slice - image * p.in_d;
-    y = (row - slice * high) * p.rows;
-    x = (number - row * row_parts<Operand>(p)) * kPartPixels<Operand>;
+    y = (row - slice * s.high) * p.rows;
+    x = (number - row * s.row_parts) * kPartPixels<Operand>;
   }
   __device__ __forceinline__ void advance(const PhasesWgradParams& p) {
     if ((x += kPartPixels<Operand>) < p.in_w) return;

@@ -38,16 +38,18 @@ namespace upconv {
   X(pad_y)                                                        \
   X(pad_x)
 
-// What follows from the fields, computed once: whoever adds up would take longer to divide than to
-// read.
+// What follows from the fields, computed once: a division takes 120 cycles, a unit of work a dozen
+// of them, and whoever adds up would take longer to divide than to read.
 struct PhasesWgradShape {
   int rows, quads, windows;  // of taps; quads of a row
   int block_channels, gradient_blocks, input_blocks, jobs;
-  int parts;            // that workers share
+  int share, longer;    // parts of each worker, and how many have one more
+  int row_parts, high;  // parts of a row, and of a slice along the height
   int bias_rows;        // of taps, that add up the bias's gradient
   int64_t worker_step;  // quads in the workspace from one worker to the next
   Divider by_rows, by_quads, by_job_quads, by_out_channels, by_block_channels, by_tile_n;
-  Divider by_bias_rows, by_stride_y, by_input_blocks;
+  Divider by_bias_rows, by_stride_y, by_input_blocks, by_jobs, by_windows, by_gradient_blocks;
+  Divider by_kernel_y, by_row_parts, by_high, by_in_d;
 };
 
 struct PhasesWgradParams {
