@@ -40,7 +40,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def built(folder: Path) -> ctypes.CDLL:
-    theirs = (*CUDA.glob("mma_*"), *CUDA.glob("gather_*"), CUDA / "ordered_sum.cuh")
+    theirs = [*CUDA.glob("mma_*"), *CUDA.glob("gather_*")]
+    theirs += [CUDA / name for name in ("divider.h", "ordered_sum.cuh")]
     for source in (*theirs, *STAND_INS.iterdir()):
         shutil.copy(source, folder)  # the stand-ins replace what they stand in for
     target = folder / "gather.so"

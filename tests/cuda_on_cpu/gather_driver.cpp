@@ -31,9 +31,10 @@ int run(const GatherParams& p, bool backwards) {
   if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                    \
     run_blocks(p.blocks, threads, p.shared_bytes, backwards,                \
                [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });     \
-    const int rows = gather::add_rows(p), wide = gather::kGatherAddThreads; \
-    run_blocks(gather::add_blocks(p, rows), wide, 4 * wide, backwards,      \
-               [&] { gather::gather_wgrad_add<Operand>(p, rows); });        \
+    const gather::AddShape shape(p);                                        \
+    const int wide = gather::kGatherAddThreads;                             \
+    run_blocks(shape.blocks(p), wide, 4 * wide, backwards,                  \
+               [&] { gather::gather_wgrad_add<Operand>(p, shape); });       \
     return 0;                                                               \
   }
   if constexpr (kInput) {

@@ -20,7 +20,8 @@ bool read_direct_grad_plan(const int64_t* record, int64_t length, DirectGradPara
   UPCONV_DIRECT_GRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (at != length || plan->lanes_x < 1 || plan->slots < 1 || plan->lanes_x * plan->slots > 32 ||
-      plan->columns > 31 || plan->warps < 1 || plan->chunk < 1 || plan->chunk > kGradPixels ||
+      plan->in_h < 1 || plan->in_d < 1 || plan->segments < 1 || plan->columns > 31 ||
+      plan->warps < 1 || plan->chunk < 1 || plan->chunk > kGradPixels ||
       (plan->chunk - 1) * plan->stride_x + (plan->lanes_x - 1) * plan->dilation_x >= kGradOutputs)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;
@@ -30,6 +31,9 @@ bool read_direct_grad_plan(const int64_t* record, int64_t length, DirectGradPara
   plan->tiles = plan->x_tiles * plan->column_tiles * plan->channel_tiles;
   plan->workers = plan->shares * plan->warps;
   plan->sums = plan->inputs * plan->columns * plan->lanes_x;
+  plan->by_in_h = Divider(plan->in_h);
+  plan->by_in_d = Divider(plan->in_d);
+  plan->by_segments = Divider(plan->segments);
   return true;
 }
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 constexpr int kGradPixels = 32;    // of a chunk: input columns that a warp stages at a time
@@ -65,6 +67,7 @@ struct DirectGradParams {
   int tiles;    // parts that the weight of a group is cut into
   int workers;  // warps that add up one part
   int sums;     // of a worker: inputs x columns x lanes_x
+  Divider by_in_h, by_in_d, by_segments;
 };
 
 }  // namespace upconv

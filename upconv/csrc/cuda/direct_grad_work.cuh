@@ -42,13 +42,12 @@ struct PixelRow {
   int z, y, begin, end;
 
   __device__ PixelRow(const DirectGradParams& p, int unit) {
-    y = unit % p.in_h;
-    unit /= p.in_h;
-    begin = unit % p.segments * p.segment;
+    const int row = p.by_in_h(unit), slice = p.by_segments(row), first = p.by_in_d(slice);
+    y = unit - row * p.in_h;
+    begin = (row - slice * p.segments) * p.segment;
     end = min(begin + p.segment, p.in_w);
-    unit /= p.segments;
-    z = unit % p.in_d;
-    image = unit / p.in_d;
+    z = slice - first * p.in_d;
+    image = first;
   }
 };
 

@@ -23,12 +23,10 @@ struct SumPlace {
   int channel, z, y, x;
 
   __device__ SumPlace(const GatherParams& p, int k) {
-    x = k % p.kernel_x;
-    k /= p.kernel_x;
-    y = k % p.kernel_y;
-    k /= p.kernel_y;
-    z = k % p.kernel_z;
-    channel = k / p.kernel_z;
+    x = split_off(k, p.by_kernel_x, p.kernel_x);
+    y = split_off(k, p.by_kernel_y, p.kernel_y);
+    z = split_off(k, p.by_kernel_z, p.kernel_z);
+    channel = k;
   }
 };
 
@@ -61,7 +59,8 @@ __device__ __forceinline__ void pack_weights(const GatherParams& p, int group, i
     int place[kTogether];
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      const int index = first + i * blockDim.x, channel = index / padded, k = index % padded;
+      int channel = first + i * blockDim.x;
+      const int k = split_off(channel, p.by_padded, padded);
       const bool exists = k < sum && channel < p.in_channels;
       weight[i] = exists ? weights[channel * sum + k] : Operand::from_float(0.f);
       place[i] = channel / 8 * padded * 8 + channel % 8 * 4 * Operand::kPixels +
@@ -150,7 +149,7 @@ __device__ __forceinline__ void store_four(__half* to, const float (&v)[4]) {
 // channel.
 template <typename Operand, int kN>
 __device__ __forceinline__ void store_pixels(const GatherParams& p, const Unit& unit, int segment,
-                                             uint32_t inverse, int channel, int vector,
+                                             int channel, int vector,
                                              typename Operand::Element* corner,
                                              const float (&sums)[kPixelTiles][kN][4]) {
   const int lane = threadIdx.x % 32;
@@ -160,7 +159,7 @@ __device__ __forceinline__ void store_pixels(const GatherParams& p, const Unit& 
     for (int each = 0; each < 4; ++each) {
       if (vector && each) break;
       const int pixel = pixel_of(p, segment, half + each);
-      const int row = static_cast<int>(__umulhi(pixel, inverse));
+      const int row = static_cast<int>(__umulhi(pixel, p.inverse_columns));
       const int column = pixel - row * p.columns;
       if (row >= p.rows || unit.y + row >= p.in_h || unit.x + column >= p.in_w) continue;
       typename Operand::Element* const to = corner + static_cast<int64_t>(row) * p.in_w + column;
@@ -195,7 +194,8 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
   constexpr int kBytes = sizeof(Element);
   unsigned char* const memory = shared_memory();
   const GatherJob& job = p.job[0];
-  const int share = blockIdx.x % job.shares, group = blockIdx.x / job.shares;
+  int group = blockIdx.x;
+  const int share = split_off(group, job.by_shares, job.shares);
   const int warp = threadIdx.x / 32, warps = blockDim.x / 32;
 
   const int sum = p.out_channels * p.kernel_z * p.kernel_y * p.kernel_x;
@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
   unsigned char* const packed = memory + padded * 4;
   Row* const lines = reinterpret_cast<Row*>(packed + p.in_block * padded * kBytes);
   const int gy_lines = p.out_channels * p.kernel_z * p.gy_rows;
-  list_rows(lines, p.out_channels, p.kernel_z, p.gy_rows, p.gy_plane_step, p.gy_row_step,
-            p.out_plane, p.out_h, p.out_w);
+  list_rows(lines, p.out_channels, p.kernel_z, p.by_kernel_z, p.gy_rows, p.by_gy_rows,
+            p.gy_plane_step, p.gy_row_step, p.out_plane, p.out_h, p.out_w);
 
   const int64_t all_out = static_cast<int64_t>(p.groups) * p.out_channels * p.out_plane;
   const Source<Element> outputs{static_cast<const Element*>(p.gy) +
@@ -219,11 +219,10 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
           memory + p.table_bytes + slot * p.gy_bytes, p.gy_pitch * kBytes);
   };
 
-  const uint32_t inverse = static_cast<uint32_t>((0x100000000ull + p.columns - 1) / p.columns);
   const int segments = (p.rows * p.columns + kGatherPixels - 1) / kGatherPixels;
   const int vector =
       p.run == 4 && p.in_w % 4 == 0 && reinterpret_cast<uintptr_t>(p.result) % (4 * kBytes) == 0;
-  const int units = (job.units + job.shares - 1) / job.shares;
+  const int units = job.by_shares(job.units + job.shares - 1);
   const int begin = min(share * units, job.units), end = min(begin + units, job.units);
   Unit next(p, job, begin), now = next;
   __syncthreads();
@@ -247,7 +246,7 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
 #pragma unroll
       for (int i = 0; i < kPlaces; ++i) {
         const int pixel = pixel_of(p, segment, i);
-        const int row = static_cast<int>(__umulhi(pixel, inverse));
+        const int row = static_cast<int>(__umulhi(pixel, p.inverse_columns));
         const int column = pixel - row * p.columns;
         const int line = row * p.gy_row_advance * p.gy_pitch;
         // Past the last row nothing is stored; the box's first pixel stands in.
@@ -261,7 +260,7 @@ __global__ void __launch_bounds__(kGatherThreads, kN > 4 ? 1 : 2)
         }
         const uint32_t weights = mma_ptx::shared_address(packed) + tile * 8 * padded * kBytes;
         multiply_pixels<Operand, kN>(places, mma_ptx::shared_address(list), weights, steps, sums);
-        store_pixels<Operand, kN>(p, now, segment, inverse, tile * 8, vector, corner, sums);
+        store_pixels<Operand, kN>(p, now, segment, tile * 8, vector, corner, sums);
       }
     }
     now.advance(p, job);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 constexpr int kGatherJobs = 48;      // jobs of a launch, at most
@@ -94,6 +96,7 @@ struct GatherJob {
 #define UPCONV_DECLARE(name) int name;
   UPCONV_GATHER_JOB_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+  Divider by_shares, by_taps_z, by_taps_y, by_count_z, by_down;
 };
 
 struct GatherParams {
@@ -109,6 +112,12 @@ struct GatherParams {
   int64_t in_plane, out_plane;            // elements of one channel
   int out_blocks, in_blocks, tap_blocks;  // parts that the weight of a job is cut into
   int sums;                               // of a block, in the workspace
+  // A block's set-up divides a hundred times.
+  Divider by_out_blocks, by_in_blocks, by_tap_blocks, by_tap_block, by_gy_rows, by_x_rows;
+  Divider by_kernel_z, by_kernel_y, by_kernel_x, by_across, by_sums_wide, by_padded;
+  Divider by_warps_m, by_warps_n, by_row_warps;
+  int row_warps, column_warps;  // of the warps that divide the pixels of a unit
+  uint32_t inverse_columns;     // 2^32 / columns, rounded up: for the pixels of a unit
 };
 
 }  // namespace upconv

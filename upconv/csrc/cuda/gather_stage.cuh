@@ -92,19 +92,22 @@ __device__ __forceinline__ uint32_t gathered(uint32_t one, uint32_t two) {
 
 // --- Units -----------------------------------------------------------------------------------
 
+// Divides `index`; returns what is left over.
+__device__ __forceinline__ int split_off(int& index, const Divider& by, int divisor) {
+  const int all = index;
+  index = by(all);
+  return all - index * divisor;
+}
+
 // Some rows of one image, and some columns of them. Neighbours follow each other.
 struct Unit {
   int image, z, y, x;  // the first row and column
 
   __device__ Unit(const GatherParams& p, const GatherJob& job, int index) {
-    const int across = (p.in_w + p.columns - 1) / p.columns;
-    const int down = (job.count_y + p.rows - 1) / p.rows;
-    x = index % across * p.columns;
-    index /= across;
-    y = index % down * p.rows;
-    index /= down;
-    z = index % job.count_z;
-    image = index / job.count_z;
+    x = split_off(index, p.by_across, (p.in_w + p.columns - 1) / p.columns) * p.columns;
+    y = split_off(index, job.by_down, (job.count_y + p.rows - 1) / p.rows) * p.rows;
+    z = split_off(index, job.by_count_z, job.count_z);
+    image = index;
   }
 
   __device__ __forceinline__ void advance(const GatherParams& p, const GatherJob& job) {
@@ -129,12 +132,14 @@ struct Row {
 };
 
 // The rows of `channels` x `planes` x `rows`, in this order.
-__device__ __forceinline__ void list_rows(Row* list, int channels, int planes, int rows,
-                                          int plane_step, int row_step, int64_t plane, int height,
-                                          int width) {
+__device__ __forceinline__ void list_rows(Row* list, int channels, int planes, Divider by_planes,
+                                          int rows, Divider by_rows, int plane_step, int row_step,
+                                          int64_t plane, int height, int width) {
   for (int i = threadIdx.x; i < channels * planes * rows; i += blockDim.x) {
-    const int y = i % rows * row_step, z = i / rows % planes * plane_step;
-    list[i].offset = static_cast<int>(i / rows / planes * plane + (z * height + y) * width);
+    int channel = i;
+    const int y = split_off(channel, by_rows, rows) * row_step;
+    const int z = split_off(channel, by_planes, planes) * plane_step;
+    list[i].offset = static_cast<int>(channel * plane + (z * height + y) * width);
     list[i].z = static_cast<short>(z);
     list[i].y = static_cast<short>(y);
   }

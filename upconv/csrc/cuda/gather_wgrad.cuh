@@ -29,14 +29,11 @@ struct WeightPart {
   __device__ WeightPart(const GatherParams& p, int block) {
     for (job = 0; job + 1 < p.jobs && block >= p.job[job + 1].block;) ++job;
     block -= p.job[job].block;
-    share = block % p.job[job].shares;
-    block /= p.job[job].shares;
-    tap = block % p.tap_blocks * p.tap_block;
-    block /= p.tap_blocks;
-    channel_in = block % p.in_blocks * p.in_block;
-    block /= p.in_blocks;
-    channel_out = block % p.out_blocks * p.out_block;
-    group = block / p.out_blocks;
+    share = split_off(block, p.job[job].by_shares, p.job[job].shares);
+    tap = split_off(block, p.by_tap_blocks, p.tap_blocks) * p.tap_block;
+    channel_in = split_off(block, p.by_in_blocks, p.in_blocks) * p.in_block;
+    channel_out = split_off(block, p.by_out_blocks, p.out_blocks) * p.out_block;
+    group = block;
   }
 };
 
@@ -45,13 +42,10 @@ struct ProductRow {
   int channel, z, y, x;
 
   __device__ ProductRow(const GatherParams& p, const GatherJob& job, int index) : z(0), y(0) {
-    x = index % p.tap_block;
-    index /= p.tap_block;
+    x = split_off(index, p.by_tap_block, p.tap_block);
     if (p.by_input) {
-      y = index % job.taps_y;
-      index /= job.taps_y;
-      z = index % job.taps_z;
-      index /= job.taps_z;
+      y = split_off(index, job.by_taps_y, job.taps_y);
+      z = split_off(index, job.by_taps_z, job.taps_z);
     }
     channel = index;
   }
@@ -67,10 +61,8 @@ struct ProductColumn {
 
   __device__ ProductColumn(const GatherParams& p, const GatherJob& job, int index) : z(0), y(0) {
     if (!p.by_input) {
-      y = index % job.taps_y;
-      index /= job.taps_y;
-      z = index % job.taps_z;
-      index /= job.taps_z;
+      y = split_off(index, job.by_taps_y, job.taps_y);
+      z = split_off(index, job.by_taps_z, job.taps_z);
     }
     channel = index;
   }
@@ -122,9 +114,8 @@ __device__ __forceinline__ void multiply_unit(const GatherParams& p,
                                               uint32_t x, int warp_k, float (&sums)[kM][kN][4]) {
   constexpr int kBytes = sizeof(typename Operand::Element), kStep = Operand::kStep;
   const int stride = p.stride_x * kBytes, across = p.columns / kStep;
-  const int row_warps = min(p.rows, p.warps_k), column_warps = p.warps_k / row_warps;
-  const int first = warp_k / row_warps;
-  for (int row = warp_k % row_warps; row < p.rows; row += row_warps) {
+  const int column_warps = p.column_warps, first = p.by_row_warps(warp_k);
+  for (int row = warp_k - first * p.row_warps; row < p.rows; row += p.row_warps) {
     uint32_t from = gy + row * p.gy_row_advance * p.gy_pitch * kBytes + first * kStep * stride;
     uint32_t with = x + row * p.x_pitch * kBytes + first * kStep * kBytes;
 #pragma unroll 2
@@ -200,9 +191,9 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
   unsigned char* const memory = shared_memory();
   const WeightPart part(p, blockIdx.x);
   const GatherJob& job = p.job[part.job];
-  const int warp = threadIdx.x / 32;
-  const int warp_k = warp / (p.warps_m * p.warps_n);
-  const int warp_m = warp % p.warps_m, warp_n = warp / p.warps_m % p.warps_n;
+  int warp_k = threadIdx.x / 32;
+  const int warp_m = split_off(warp_k, p.by_warps_m, p.warps_m);
+  const int warp_n = split_off(warp_k, p.by_warps_n, p.warps_n);
 
   const int out_count = min(p.out_block, p.out_channels - part.channel_out);
   const int in_count = min(p.in_block, p.in_channels - part.channel_in);
@@ -210,9 +201,11 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
   const int gy_lines = out_count * gy_planes * p.gy_rows, x_lines = in_count * x_planes * p.x_rows;
   Row* const gy_list = reinterpret_cast<Row*>(memory);
   Row* const x_list = gy_list + gy_lines;
-  list_rows(gy_list, out_count, gy_planes, p.gy_rows, p.gy_plane_step, p.gy_row_step, p.out_plane,
-            p.out_h, p.out_w);
-  list_rows(x_list, in_count, x_planes, p.x_rows, p.x_plane_step, 1, p.in_plane, p.in_h, p.in_w);
+  const Divider one;
+  list_rows(gy_list, out_count, gy_planes, p.by_input ? job.by_taps_z : one, p.gy_rows,
+            p.by_gy_rows, p.gy_plane_step, p.gy_row_step, p.out_plane, p.out_h, p.out_w);
+  list_rows(x_list, in_count, x_planes, p.by_input ? one : job.by_taps_z, p.x_rows, p.by_x_rows,
+            p.x_plane_step, 1, p.in_plane, p.in_h, p.in_w);
 
   const int64_t all_out = static_cast<int64_t>(p.groups) * p.out_channels;
   const int64_t all_in = static_cast<int64_t>(p.groups) * p.in_channels;
@@ -242,7 +235,7 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
   for (int i = 0; i < kM * kN * 4; ++i) sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
 
   // While a unit is multiplied the next one is on its way; before the first there is only that.
-  const int units = (job.units + job.shares - 1) / job.shares;
+  const int units = job.by_shares(job.units + job.shares - 1);
   const int begin = min(part.share * units, job.units), end = min(begin + units, job.units);
   Unit next(p, job, begin);
   for (int unit = begin - 1; unit < end; ++unit) {
@@ -288,49 +281,58 @@ __global__ void __launch_bounds__((kLargeTile<kM, kN> ? 128 : kGatherThreads),
 
 constexpr int kGatherAddThreads = 512, kGatherAddRows = 16, kGatherAddBatch = 8;
 
-// Rows of threads that share the blocks of a job, up to 16: so many that each has a batch of them.
-// Every row finds out anew where its sums go, which takes longer than to read them.
-inline int add_rows(const GatherParams& p) {
-  int rows = 1;
-  for (int i = 0; i < p.jobs; ++i) {
-    while (rows < kGatherAddRows && rows * kGatherAddBatch < p.job[i].shares) rows *= 2;
-  }
-  return rows;
-}
-inline int add_blocks(const GatherParams& p, int rows) {
-  const int across = kGatherAddThreads / rows;
-  const int parts = p.jobs * p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
-  return parts * ((p.sums + across - 1) / across);
-}
+// Rows of threads share the blocks of a job, up to 16: so many that each has a batch of them. Every
+// row finds out anew where its sums go, which takes longer than to read them.
+struct AddShape {
+  int rows = 1, log_across = 9;  // threads of a row
+  int parts, pieces;             // of a job, and of a part: a block each
+  Divider by_parts, by_pieces;
 
-// A block takes neighbouring sums of a part of the weight; row r of `rows` adds those of blocks r,
+  explicit AddShape(const GatherParams& p) {
+    for (int i = 0; i < p.jobs; ++i)
+      while (rows < kGatherAddRows && rows * kGatherAddBatch < p.job[i].shares)
+        rows *= 2, --log_across;
+    parts = p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
+    pieces = (p.sums + (1 << log_across) - 1) >> log_across;
+    by_parts = Divider(parts);
+    by_pieces = Divider(pieces);
+  }
+  int blocks(const GatherParams& p) const { return p.jobs * parts * pieces; }
+};
+static_assert(kGatherAddThreads == 1 << 9, "one row has all threads");
+
+// A block takes neighbouring sums of a part of the weight; row r of them adds those of blocks r,
 // r + rows, ..., then the rows are added as a tree. (Sixteen rows where there was one block to add:
 // 433 us for 1.8 million weights.)
 template <typename Operand>
 __global__ void __launch_bounds__(kGatherAddThreads)
-    gather_wgrad_add(const __grid_constant__ GatherParams p, int rows) {
+    gather_wgrad_add(const __grid_constant__ GatherParams p,
+                     const __grid_constant__ AddShape shape) {
   unsigned char* const memory = shared_memory();
-  const int across = kGatherAddThreads / rows;
-  const int row = threadIdx.x / across, lane = threadIdx.x % across;
-  const int pieces = (p.sums + across - 1) / across;
-  const int index = blockIdx.x % pieces * across + lane;
-  const int parts = p.groups * p.out_blocks * p.in_blocks * p.tap_blocks;
-  const GatherJob& job = p.job[blockIdx.x / pieces / parts];
-  const int block = job.block + blockIdx.x / pieces % parts * job.shares;
+  const int across = 1 << shape.log_across;
+  const int row = threadIdx.x >> shape.log_across, lane = threadIdx.x & (across - 1);
+  int part_number = blockIdx.x;
+  const int index = split_off(part_number, shape.by_pieces, shape.pieces) * across + lane;
+  int number = part_number;
+  const int within = split_off(number, shape.by_parts, shape.parts);
+  const GatherJob& job = p.job[number];
+  const int block = job.block + within * job.shares;
   const WeightPart part(p, block);
+  int line_number = index;
   const int width = p.warps_n * p.tiles_n * 8;
-  const ProductRow line(p, job, index / width);
-  const ProductColumn column(p, job, index % width);
+  const ProductColumn column(p, job, split_off(line_number, p.by_sums_wide, width));
+  const ProductRow line(p, job, line_number);
   const bool wanted = index < p.sums && line.exists(p, part) && column.exists(p, part);
   float sum = 0.f;
   if (wanted) {
     const float* const source = p.workspace + static_cast<int64_t>(block) * p.sums + index;
-    sum = ordered_sum<kGatherAddBatch, float>(
-        row, job.shares, rows, [&](int i) { return source[static_cast<int64_t>(i) * p.sums]; });
+    sum = ordered_sum<kGatherAddBatch, float>(row, job.shares, shape.rows, [&](int i) {
+      return source[static_cast<int64_t>(i) * p.sums];
+    });
   }
   float* const sums = reinterpret_cast<float*>(memory) + lane;
   sums[across * row] = sum;
-  for (int half = rows / 2; half > 0; half /= 2) {
+  for (int half = shape.rows / 2; half > 0; half /= 2) {
     __syncthreads();
     if (row < half) sums[across * row] += sums[across * (row + half)];
   }

@@ -12,9 +12,9 @@ cudaError_t launch_gather_tile(const GatherParams& p, cudaStream_t stream) {
   const cudaError_t error = launch_gather(gather::gather_wgrad_kernel<Operand, kM, kN>, p, stream);
   if (error != cudaSuccess) return error;
   constexpr int kThreads = gather::kGatherAddThreads;
-  const int rows = gather::add_rows(p), blocks = gather::add_blocks(p, rows);
+  const gather::AddShape shape(p);
   gather::gather_wgrad_add<Operand>
-      <<<blocks, kThreads, kThreads * sizeof(float), stream>>>(p, rows);
+      <<<shape.blocks(p), kThreads, kThreads * sizeof(float), stream>>>(p, shape);
   return cudaGetLastError();
 }
 
