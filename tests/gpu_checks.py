@@ -45,10 +45,12 @@ def check_same(result: torch.Tensor, again: torch.Tensor) -> None:
         return
     places = (result != again).nonzero()
     first, last = (tuple(places[i].tolist()) for i in (0, -1))
+    apart = (result.double() - again.double()).abs().nan_to_num(0.0)
+    widest = tuple((apart == apart.max()).nonzero()[0].tolist())
     raise AssertionError(
         f"two runs differ in {len(places)} of {result.numel()} numbers, from {first} to {last}:"
-        f" {result[first]} and {again[first]}; {int(result.isnan().sum())} and"
-        f" {int(again.isnan().sum())} are NaN"
+        f" {result[first]} and {again[first]}, at most {result[widest]} and {again[widest]};"
+        f" {int(result.isnan().sum())} and {int(again.isnan().sum())} are NaN"
     )
 
 
