@@ -1,58 +1,140 @@
-"""Fits the cost of the weight's gradient on Hopper to measured plans, and prints it.
+"""Measures plans of the weight's gradient on Hopper, and fits their cost.
 
+    python benchmarks/fit_wgrad.py measure OUT.jsonl [SECONDS]
     python benchmarks/fit_wgrad.py
 
-A line of MEASURED is one plan of one case, of DRAWN one of a drawn layer (batch, channels, size,
-kernel, stride, padding, output padding, dilation, groups): the form (consumers, n, groups, run,
-pairs), the chunk (boxes to lag), the blocks of each job, and the milliseconds that it took. The
-constants belong into upconv/planner/sm90_wgrad_cost.py.
+A line of MEASURED is one plan of a case or of a drawn layer (batch, channels, size, kernel, stride,
+padding, output padding, dilation, groups): the form (consumers, n, groups, run, pairs), the chunk
+(boxes to lag), the blocks of each job, and the milliseconds that it took. `measure` takes all of
+these plans again, and those that the planner would pick by now; results of a layer are compared
+with each other. The constants belong into upconv/planner/sm90_wgrad_cost.py.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import fields, replace
+import random
+import sys
+import time
+from dataclasses import asdict, fields, replace
+from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
+from upconv import ops, plans
 from upconv.cases import CASES
 from upconv.planner import H200, Problem
 from upconv.planner import sm90_wgrad_cost as cost
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import blocks_of, flat
+from upconv.planner.sm90_wgrad import KERNEL, Option, blocks_of, flat, options, record
 from upconv.planner.sm90_wgrad_chunks import Chunk, jobs_of
 from upconv.planner.sm90_wgrad_jobs import Form
+from upconv.stopwatch import GpuClock
 
 RESULTS = Path(__file__).resolve().parent / "results"
-MEASURED = RESULTS / "h200-wgrad-2026-11-15.jsonl"
-DRAWN = RESULTS / "h200-wgrad-drawn-2026-11-16.jsonl.gz"
+MEASURED = RESULTS / "h200-wgrad-2026-11-16.jsonl.gz"
+RUNS = 5
 
 
-def read(*paths: Path) -> list[dict[str, Any]]:
-    texts = [
-        gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-        for path in paths
-    ]
-    return [json.loads(line) for text in texts for line in text.splitlines()]
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
-def problem_of(row: dict[str, Any]) -> Problem:
+def layer_of(row: dict[str, Any]) -> Problem:
     if "layer" in row:
         layer = Problem.of(*row["layer"])
     else:
         layer = next(case for case in CASES if case.name == row["case"]).problem()
-    return flat(replace(layer, dtype=row["dtype"], tf32=True, direction="grad_weight", bias=False))
+    return replace(layer, dtype=row["dtype"], tf32=True, direction="grad_weight", bias=False)
+
+
+def plan_of(row: dict[str, Any]) -> tuple[Form, Chunk]:
+    form = Form(*(row[field.name] for field in fields(Form)))
+    return form, Chunk(*(row[field.name] for field in fields(Chunk)))
 
 
 def blocks(row: dict[str, Any]) -> cost.Blocks:
     """The blocks of a measured plan."""
-    problem = problem_of(row)
-    form = Form(*(row[field.name] for field in fields(Form)))
-    chunk = Chunk(*(row[field.name] for field in fields(Chunk)))
+    problem, (form, chunk) = flat(layer_of(row)), plan_of(row)
     return blocks_of(problem, form, jobs_of(problem, form, chunk.boxes), chunk, H200)
+
+
+# --- Measuring ----------------------------------------------------------------------------------
+
+
+def row_of(which: dict[str, Any], option: Option) -> dict[str, Any]:
+    form, _, chunk, split = option
+    return {**which, "workers": list(split.workers), **asdict(form), **asdict(chunk)}
+
+
+def picked(problem: Problem) -> list[Option]:
+    """What the planner expects to be the fastest plan, and that of every form that is close."""
+    best: dict[Form, Option] = {}
+    for option in options(problem, H200):
+        least = best.get(option[0])
+        if least is None or option[3].microseconds < least[3].microseconds:
+            best[option[0]] = option
+    ranked = sorted(best.values(), key=lambda option: option[3].microseconds)
+    return [o for o in ranked if o[3].microseconds < 1.3 * ranked[0][3].microseconds]
+
+
+class Measure:
+    """All plans of one layer, on the same tensors."""
+
+    def __init__(self, layer: Problem) -> None:
+        dtype = getattr(torch, layer.dtype)
+        self.problem = flat(layer)
+        self.x = torch.randn(layer.batch, layer.in_channels, *layer.in_size, device="cuda")
+        self.gy = torch.randn(layer.batch, layer.out_channels, *layer.out_size, device="cuda")
+        self.x, self.gy = self.x.to(dtype), self.gy.to(dtype)
+        self.shape = (layer.in_channels, layer.out_channels // layer.groups, *layer.kernel)
+        self.rest = (layer.stride, layer.padding, layer.output_padding)
+        self.rest += (layer.groups, layer.dilation)
+        self.first: torch.Tensor | None = None
+
+    def call(self) -> torch.Tensor:
+        return ops.GRADIENTS["grad_weight"](self.gy, self.x, self.shape, *self.rest)
+
+    def milliseconds(self, clock: GpuClock, row: dict[str, Any]) -> float:
+        form, chunk = plan_of(row)
+        jobs = jobs_of(self.problem, form, chunk.boxes)
+        split = cost.Split(tuple(row["workers"]), 0, 0.0, "")
+        numbers = [plans.KERNEL_IDS[KERNEL], *record(self.problem, form, jobs, chunk, split)]
+        plans.record = lambda key: numbers
+        plans.clear()
+        result = self.call().float()
+        self.first = result if self.first is None else self.first
+        assert (result - self.first).norm() <= 2e-3 * self.first.norm(), row
+        return median(clock.milliseconds(lambda: (self.call(),)) for _ in range(RUNS))
+
+
+def measure(out: Path, seconds: float) -> None:
+    def key(row: dict[str, Any]) -> tuple[str, str]:
+        return row["case"], row["dtype"]
+
+    assert ops.serve("cuda_wgrad")  # until then the planner's own choice is asked for
+    clock, end, planned = GpuClock(), time.monotonic() + seconds, plans.record
+    layers = [list(rows) for _, rows in groupby(sorted(read(MEASURED), key=key), key)]
+    random.Random(0).shuffle(layers)
+    with out.open("w") as file, torch.no_grad():
+        for rows in layers:
+            if time.monotonic() > end:
+                break
+            which = {name: rows[0][name] for name in ("case", "layer", "dtype") if name in rows[0]}
+            this = Measure(layer_of(rows[0]))
+            known = [{name: value for name, value in row.items() if name != "ms"} for row in rows]
+            fresh = [row_of(which, option) for option in picked(this.problem)]
+            for row in [*known, *(row for row in fresh if row not in known)]:
+                file.write(json.dumps({**row, "ms": this.milliseconds(clock, row)}) + "\n")
+    plans.record = planned
+
+
+# --- Fitting ------------------------------------------------------------------------------------
 
 
 class Table:
@@ -128,7 +210,10 @@ def fitted(rows: list[dict[str, Any]], steps: int = 60) -> tuple[np.ndarray, flo
 
 
 if __name__ == "__main__":
-    found, spread = fitted(read(MEASURED, DRAWN))
+    if sys.argv[1:2] == ["measure"]:
+        measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 600.0)
+        sys.exit()
+    found, spread = fitted(read(MEASURED))
     names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "row", "shadow with a slot to spare"]
     for name, value, before in zip(names, found, known(), strict=True):
         print(f"{name:30} {value:10.4g}   (planner: {before:.4g})")

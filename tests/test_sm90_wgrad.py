@@ -174,14 +174,13 @@ def fit_script() -> dict[str, Any]:
 
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     namespace = fit_script()
-    files = namespace["MEASURED"], namespace["DRAWN"]
-    constants, spread = namespace["fitted"](namespace["read"](*files))
+    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
     np.testing.assert_allclose(constants, namespace["known"](), rtol=0.01)
     assert spread < 0.12
 
 
 def test_the_plans_chosen_are_among_the_fast_ones_measured() -> None:
-    """Of the plans measured for a case, the one that the rule prefers; the mean loss."""
+    """Of the plans measured for a layer, the one that the rule prefers; the mean loss."""
     namespace = fit_script()
     losses = []
     rows = namespace["read"](namespace["MEASURED"])

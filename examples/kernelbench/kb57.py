@@ -2925,6 +2925,14 @@ __device__ __forceinline__ T pinned(T value) {
   return __shfl_sync(__activemask(), value, threadIdx.x % 32);
 }
 
+// threadIdx.x, read anew: where registers are short ptxas keeps it in memory, and each use waits
+// for that.
+__device__ __forceinline__ int this_thread() {
+  int value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value;
+}
+
 // What is computed from the value is computed here, and not ahead of a loop: a register less.
 __device__ __forceinline__ uint32_t computed_here(uint32_t value) {
   asm volatile("" : "+r"(value));

@@ -153,6 +153,7 @@ template <int>
 void give_registers() {}
 template <int>
 void take_registers() {}
+inline int this_thread() { return static_cast<int>(threadIdx.x); }
 inline uint32_t computed_here(uint32_t value) { return value; }
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
 inline void warp_pair_sync(int id) { meet(id, 64); }

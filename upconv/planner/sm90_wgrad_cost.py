@@ -1,7 +1,7 @@
 """What the Hopper kernel for the weight's gradient costs, and how its work is split over blocks.
 
-The constants are fitted by `benchmarks/fit_wgrad.py` to plans measured on an H200, 291 of the cases
-and 3,115 of 145 drawn layers (`benchmarks/results/h200-wgrad-*`). Producers and consumers overlap
+The constants are fitted by `benchmarks/fit_wgrad.py` to 3,817 plans of the cases and of 145 drawn
+layers, measured on an H200 (`benchmarks/results/h200-wgrad-*`). Producers and consumers overlap
 only in part, because they share the port of the shared memory: of the faster side a half is felt,
 and all of it where the ring has no slot to spare. The standard deviation of the whole is 12 %; what
 is picked is 1 to 2 % slower than the fastest plan measured of a case, 3 to 4 % of a drawn layer.
@@ -23,32 +23,33 @@ if TYPE_CHECKING:
     from .sm90_wgrad_jobs import Form
 
 PRODUCER_CYCLES = {
-    "copied": 154.0,
-    "copies": 41.85,
-    "read": 0.01087,
-    "places": 169.5,
-    "boxes": 43.44,
-    "starts": 479.7,
-    "chunk": 599.5,
+    "copied": 217.7,
+    "copies": 41.29,
+    "read": 0.0138,
+    "places": 163.9,
+    "boxes": 42.71,
+    "starts": 123.3,
+    "chunk": 406.7,
 }
 """For each unit of the `ChunkWork` field of that name; "chunk" is what each one costs besides."""
 CONSUMER_CYCLES = {
-    "tensor": 0.6455,
-    "batches": 178.4,
-    "windows": 0.004772,
-    "rounded": 50.07,
-    "woven": 25.67,
+    "tensor": 0.6463,
+    "batches": 166.8,
+    "windows": 0.004688,
+    "rounded": 44.75,
+    "woven": 22.38,
 }
-WAIT_CYCLES = 300.0
-"""A pass of element loads through registers, four on their way at a time (160 to 380 measured)."""
-SHADOW = {False: 1.0, True: 0.5308}
+WAIT_CYCLES = 100.0
+"""A pass of element loads through registers, eight on their way at a time: 97 plans take 0.78 to
+1.23 of what is expected then."""
+SHADOW = {False: 1.0, True: 0.5812}
 """Share of the faster side that is felt, without and with a slot to spare."""
-ROW_BYTES = 100.7
+ROW_BYTES = 77.49
 """What the start of each row of a chunk costs the memory, as if it were so many bytes more."""
 TOGETHER = 4
-LAUNCH_MICROSECONDS = {4: 22.0, 2: 15.5}
-"""Two launches, the first chunk, the last store, by bytes of an element. With 12 for both, drawn
-layers of less than 150 us took 10 to 13 us more than expected, 3 to 5 with 16-bit types."""
+LAUNCH_MICROSECONDS = {4: 14.0, 2: 10.0}
+"""Two launches, the first chunk, the last store, by bytes of an element: those with the least
+deviation, which is 0.140 with 22 and 15.5 and 0.128 with 9 for both."""
 ADD_BYTES = 2.5e6
 """Partial sums read or written in a microsecond."""
 MAX_WORKSPACE = 64 * 2**20

@@ -42,7 +42,7 @@ struct Consumer {
         shared(shared),
         share(p),
         slot(ptx::pinned(static_cast<int>(p.job[share.job].extra_rows))) {
-    const int thread = threadIdx.x % 128;
+    const int thread = ptx::this_thread() % 128;
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const WgradRun& run = p.job[share.job].run[c * G + g][thread / 32];
@@ -52,7 +52,7 @@ struct Consumer {
       // Rows of a warp are of one class. Points, of which every 16 bytes begin anew.
       const int later = run.channel % kRows / class_rows(p) * volume_points(p);
       place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 |
-                             (later & (16 / point_bytes(p) - 1)) << 25);
+                             (later & (vector_points(p) - 1)) << 25);
     }
   }
 
@@ -72,7 +72,8 @@ struct Consumer {
 
   // The chunk is read; the one `extra_rows` before it is not needed any more.
   __device__ __forceinline__ void next_chunk() {
-    if (threadIdx.x % 128 == 0) ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
+    if (ptx::this_thread() % 128 == 0)
+      ptx::barrier_arrive(shared.empty + 8 * stage_before(slot.kept()));
     __syncwarp();
     slot.advance(p.stages);
   }
@@ -84,7 +85,7 @@ struct Consumer {
 #pragma unroll 1
     for (int i = 0; i < slot.kept(); ++i) {
       ptx::barrier_wait(shared.full + 8 * slot.index(), slot.parity());
-      ptx::warpgroup_sync(1 + threadIdx.x / 128);  // the producers have barrier 1
+      ptx::warpgroup_sync(1 + ptx::this_thread() / 128);  // the producers have barrier 1
       if (first) {
         slot.advance(p.stages);
       } else {
@@ -160,7 +161,7 @@ struct Consumer {
         unsigned short late;
         ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
         const uint32_t later = late + (packed >> 25);
-        const uint32_t points = (packed & kSkew) + (later & (16 / point_bytes(p) - 1));
+        const uint32_t points = (packed & kSkew) + (later & (vector_points(p) - 1));
         base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
       }
     }
@@ -200,7 +201,7 @@ struct Consumer {
 
   // A warpgroup without taps only passes the chunks on, for which one thread is enough.
   __device__ __forceinline__ void idle() {
-    if (threadIdx.x % 128 != 0) return;
+    if (ptx::this_thread() % 128 != 0) return;
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
 #pragma unroll 1
@@ -232,7 +233,7 @@ struct Consumer {
     constexpr int kSums = G * T * (N / 2);
     float* target = p.workspace +
                     (static_cast<int64_t>(blockIdx.x) * p.consumers + c) * kSums * 128 +
-                    threadIdx.x % 128;
+                    ptx::this_thread() % 128;
 #pragma unroll
     for (int g = 0; g < G; ++g)
 #pragma unroll

@@ -22,7 +22,11 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
   std::fill_n(plan->end_job, kWgradBlocks, int16_t{0});
   if (plan->jobs > kWgradJobs || plan->planes > kWgradPlanes || plan->stages > kWgradMaxStages)
     return false;
+  for (int divisor : {plan->in_h, plan->in_d, plan->strips, plan->segment, plan->images,
+                      plan->classes, plan->channel_blocks, plan->jobs, plan->workers})
+    if (divisor < 1) return false;
   wgrad::describe_operand(plan);
+  wgrad::describe_walk(plan);
   int more = 0;
   for (int i = 0; i < plan->jobs; ++i) {
     WgradJob& job = plan->job[i];
@@ -30,6 +34,9 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
          {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers, &job.workers})
       *field = static_cast<int16_t>(take());
     if (job.workers < plan->workers) return false;
+    const int64_t rows = static_cast<int64_t>(plan->image_groups) * plan->strips * plan->in_h;
+    job.rows = static_cast<int32_t>(rows / job.workers);
+    job.longer = static_cast<int32_t>(rows % job.workers);
     job.sums = job.sum_channel = 0;
     job.more = static_cast<int16_t>(more);
     more += job.workers - plan->workers;

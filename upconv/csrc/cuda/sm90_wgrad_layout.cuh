@@ -47,9 +47,6 @@ __host__ __device__ inline int point_bytes(const WgradParams& p) {
 // a warp's asynchronous copies of 16 bytes each to a place of its own took 32 wavefronts of the
 // shared-memory port, and were half of all that kb57 has in BF16.
 __host__ __device__ inline bool slabs(const WgradParams& p) { return p.slab > 0; }
-__host__ __device__ inline int slabs_of_chunk(const WgradParams& p) {
-  return p.segment * p.images * element_bytes(p) / p.slab;
-}
 __host__ __device__ inline int input_copied(const WgradParams& p) {
   return p.segment * p.images * element_bytes(p) * p.tile_n;
 }
@@ -68,9 +65,17 @@ __host__ __device__ inline int boxes_of_plane(const WgradParams& p) {
 // Where planes do not begin on 16 bytes, every second or fourth does: their channels are classes,
 // with boxes of their own, and lie one class after the other.
 __host__ __device__ inline int class_rows(const WgradParams& p) { return p.rows / p.classes; }
-// Points of grad_output from one channel to the next.
+// Points of grad_output from one channel to the next, those of a row, and of 16 bytes. A pair of
+// 16-bit elements is one point. No divisions: each took 120 cycles, for every chunk.
+__device__ __forceinline__ bool halves(const WgradParams& p) { return p.pairs && p.operand; }
 __device__ __forceinline__ int volume_points(const WgradParams& p) {
-  return p.out_volume / (point_bytes(p) / element_bytes(p));
+  return p.out_volume >> static_cast<int>(halves(p));
+}
+__device__ __forceinline__ int row_points(const WgradParams& p) {
+  return p.out_w >> static_cast<int>(halves(p));
+}
+__device__ __forceinline__ int vector_points(const WgradParams& p) {
+  return point_bytes(p) == 4 ? 4 : 8;
 }
 // The channel of grad_output in a row of shared memory.
 __device__ __forceinline__ int channel_of_row(const WgradParams& p, int row) {
@@ -132,6 +137,21 @@ inline void describe_operand(WgradParams* plan) {
   }
 }
 
+// And what the walk over the pixels divides by.
+inline void describe_walk(WgradParams* plan) {
+  WgradParams& p = *plan;
+  p.by_in_h = Divider(p.in_h);
+  p.by_in_d = Divider(p.in_d);
+  p.by_strips = Divider(p.strips);
+  p.by_segment = Divider(p.segment);
+  p.by_images = Divider(p.images);
+  p.by_boxes = Divider(boxes_of_plane(p));
+  p.by_channel_blocks = Divider(p.channel_blocks);
+  p.by_jobs = Divider(p.jobs);
+  p.box_bytes = p.plane_bytes / boxes_of_plane(p);
+  p.chunk_slabs = slabs(p) ? p.segment * p.images * element_bytes(p) / p.slab : 0;
+}
+
 // --- The walk --------------------------------------------------------------------------------
 
 // A unit of work: a strip of columns of some images (slices along the depth), `rows` input rows
@@ -142,10 +162,10 @@ struct Unit {
   int image, row, column, rows;
 
   __device__ __forceinline__ Unit(const WgradParams& p, int from, int end) {
-    const int strip = from / p.in_h;
+    const int strip = p.by_in_h(from), group = p.by_strips(strip);
     row = from - strip * p.in_h;
-    column = strip % p.strips * p.segment;
-    image = strip / p.strips * p.images;
+    column = (strip - group * p.strips) * p.segment;
+    image = group * p.images;
     rows = min(end - from, p.in_h - row);
   }
 };
@@ -164,19 +184,20 @@ struct Share {
 
   __device__ __forceinline__ explicit Share(const WgradParams& p) {
     const int kinds = p.jobs * p.channel_blocks;
-    int worker = blockIdx.x / kinds, kind = blockIdx.x % kinds;
-    job = kind % p.jobs;
-    channel = kind / p.jobs * p.tile_n;
+    const int number = p.by_jobs(blockIdx.x);
+    int worker = p.by_channel_blocks(number);
+    job = blockIdx.x - number * p.jobs;
+    channel = (number - worker * p.channel_blocks) * p.tile_n;
     if (worker >= p.workers) {
-      const int rest = blockIdx.x - kinds * p.workers, more = rest / p.channel_blocks;
+      const int rest = blockIdx.x - kinds * p.workers, more = p.by_channel_blocks(rest);
       channel = (rest - more * p.channel_blocks) * p.tile_n;
       job = p.jobs - 1;
       while (p.job[job].more > more) --job;
       worker = p.workers + more - p.job[job].more;
     }
-    const int64_t rows = static_cast<int64_t>(p.image_groups) * p.strips * p.in_h;
-    first = static_cast<int>(rows * worker / p.job[job].workers);
-    end = static_cast<int>(rows * (worker + 1) / p.job[job].workers);
+    const WgradJob& mine = p.job[job];
+    first = worker * mine.rows + min(worker, mine.longer);
+    end = first + mine.rows + (worker < mine.longer ? 1 : 0);
   }
 };
 

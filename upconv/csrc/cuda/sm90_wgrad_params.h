@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "divider.h"
+
 namespace upconv {
 
 constexpr int kWgradJobs = 64;   // patterns of taps and grad_output channels
@@ -95,7 +97,8 @@ struct WgradJob {
   int16_t workers;    // blocks that share the pixels: a job with fewer taps has fewer
   int16_t more;       // blocks of the jobs before, for each channel block, beyond `workers` of all
   int16_t sums;       // planes that are added to the bias's gradient,
-  int16_t sum_channel;  // all of them with this first channel
+  int16_t sum_channel;   // all of them with this first channel
+  int32_t rows, longer;  // of each worker, and how many have one more
   WgradPlane plane[kWgradPlanes];
   WgradRun run[kWgradRuns][kWgradWarps];  // [warpgroup * groups + run][warp]
 };
@@ -112,6 +115,9 @@ struct WgradParams {
   // The input as WGMMA's operand, in 16 bytes: the upper half of its descriptors, what the lower
   // half of the first has beside the address, and the way to the next two and four steps along K.
   uint32_t operand_high, operand_low, operand_one, operand_two;
+  Divider by_in_h, by_in_d, by_strips, by_segment, by_images, by_boxes, by_channel_blocks, by_jobs;
+  int box_bytes;    // of grad_output that one thread asks the TMA for
+  int chunk_slabs;  // of the input
 #define UPCONV_DECLARE(name) int name;
   UPCONV_WGRAD_FIELDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE

@@ -14,6 +14,8 @@ struct Place {
   int channel, log_jump, count;
   int where;  // image * 65536 + point
 
+  // Nothing: the TMA brings it.
+  __device__ __forceinline__ Place() : channel(0), log_jump(0), count(0), where(0) {}
   // `per_image` items of `points` points each, `images` times; they begin at point `first`.
   __device__ __forceinline__ Place(int per_image, int images, int points, int first, int channels) {
     const int row = max(per_image * images, 1), thread = threadIdx.x, item = thread % row;
@@ -67,18 +69,6 @@ struct Lane {
 
 // --- Copies ----------------------------------------------------------------------------------
 
-// Two 16-bit elements as one word; each is zero where its column does not exist.
-template <typename Element>
-__device__ __forceinline__ uint32_t two_elements(const Element* first, int64_t step, bool has_first,
-                                                 bool has_second) {
-  uint32_t v = 0;
-  if (has_first) v = __ldg(reinterpret_cast<const unsigned short*>(first));
-  if (has_second) {
-    v |= static_cast<uint32_t>(__ldg(reinterpret_cast<const unsigned short*>(first + step))) << 16;
-  }
-  return v;
-}
-
 // `count` channels of one place, `step` elements apart in memory; those from `exist` on are zero.
 // Several at a time: one after the other, the latency of the address arithmetic set the pace (12
 // to 24 cycles a copy and multiprocessor).
@@ -108,22 +98,27 @@ __device__ __forceinline__ void copy_channels(uint32_t target, uint32_t jump, co
   }
 }
 
-// Element by element, 4 words at a time on their way: one after the other, each waits for memory.
+// 16-bit elements, two of them to a word; each is zero where its column does not exist. Eight words
+// are on their way before the first is written: one after the other, each waits for memory.
 template <typename Element>
 __device__ __forceinline__ void copy_elements(uint32_t target, uint32_t jump, const Element* source,
                                               int64_t step, int count, int exist, int next,
                                               bool first, bool second) {
+  constexpr int kBatch = 8;
+  const unsigned short* from = reinterpret_cast<const unsigned short*>(source);
 #pragma unroll 1
-  for (; count > 0; count -= 4, exist -= 4) {
-    uint32_t v[4];
+  for (; count > 0; count -= kBatch, exist -= kBatch) {
+    uint32_t low[kBatch], high[kBatch];
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      v[k] = two_elements(source, next, k < exist && first, k < exist && second);
-      source += step;
+    for (int k = 0; k < kBatch; ++k) {
+      low[k] = high[k] = 0;
+      if (k < exist && first) low[k] = __ldg(from);
+      if (k < exist && second) high[k] = __ldg(from + next);
+      from += step;
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k < count) ptx::store_shared(target, v[k]);
+    for (int k = 0; k < kBatch; ++k) {
+      if (k < count) ptx::store_shared(target, low[k] | high[k] << 16);
       target += jump;
     }
   }

@@ -43,11 +43,14 @@ struct Producer {
         job(p.job[share.job]),
         gy_map(gy_map),
         x_map(x_map),
-        x(squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
-                    : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
-        main(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows),
-        halo((p.filled - p.segment * p.spread) / per_copy(), p.images, per_copy(),
-             p.segment * p.spread, p.rows),
+        x(slabs(p)    ? Place()
+          : squares() ? square(Lane<kBothHalves>().thread, chunk_pixels(p) / kUnit, kSquares, N)
+                      : Place(p.segment / per_input(), p.images, per_input(), 0, N)),
+        main(boxes(p) ? Place()
+                      : Place(p.segment * p.spread / per_copy(), p.images, per_copy(), 0, p.rows)),
+        halo(boxes(p) ? Place()
+                      : Place((p.filled - p.segment * p.spread) / per_copy(), p.images, per_copy(),
+                              p.segment * p.spread, p.rows)),
         spots(shared.spots + threadIdx.x * 16) {
     constexpr int kWords = Layout::kWords, kVectors = Layout::kVectors;
     const int word = (x.image() * p.segment + x.point()) / kPerWord;
@@ -58,7 +61,8 @@ struct Producer {
     const int place = Layout::kWoven ? in_unit / kBeside % 4 : in_unit % 4;
     x_target = squares() ? square_target(x) + Lane<kBothHalves>().vector * kVector
                          : (unit * kVectors + vector) * kVector + place * 4 + x.channel * 16;
-    const Place mine = square(threadIdx.x, chunk_pixels(p) / kUnit, kSquares, N);
+    const Place mine =
+        slabs(p) ? Place() : square(threadIdx.x, chunk_pixels(p) / kUnit, kSquares, N);
     woven = square_target(mine);
     weaves = mine.count;
     main_target = plane_target(main);
@@ -101,7 +105,6 @@ struct Producer {
 
   // Points of grad_output in one copy.
   __device__ __forceinline__ int per_copy() const {
-    if (boxes(p)) return p.segment * p.spread;
     return p.copy == 2 ? kPerWord : p.copy / point_bytes(p);
   }
 
@@ -117,11 +120,11 @@ struct Producer {
       const int word =
           kSquares > 1 && kPairs ? x.point() * 16 + t * 4 : t * Layout::kBeside + x.point() * 4;
       const int pixel = x.image() * kUnit + kPerWord * word;
-      inside = pixel / p.segment;
+      inside = p.by_segment(pixel);
       column = pixel - inside * p.segment;
     }
     column += unit.column;
-    const int image = unit.image + inside, n = image / p.in_d, z = image - n * p.in_d;
+    const int image = unit.image + inside, n = p.by_in_d(image), z = image - n * p.in_d;
     const int64_t channel = static_cast<int64_t>(n) * p.in_channels + share.channel + x.channel;
     const Element* from = static_cast<const Element*>(p.x) + channel * p.in_volume +
                           static_cast<int64_t>(z) * p.in_h * p.in_w + column;
@@ -165,14 +168,14 @@ struct Producer {
 
   // The threads from the 64th on have a slab each.
   __device__ __forceinline__ int slab_number() const {
-    const int number = static_cast<int>(threadIdx.x) - kFirstSlab;
-    return number >= 0 && number < slabs_of_chunk(p) ? number : -1;
+    const int number = ptx::this_thread() - kFirstSlab;
+    return number >= 0 && number < p.chunk_slabs ? number : -1;
   }
 
   __device__ __forceinline__ void find_slab(const Unit& unit) const {
     if (slab_number() < 0) return;
-    const int pixel = slab_number() * (p.slab / kElement), inside = pixel / p.segment;
-    const int image = unit.image + inside, n = image / p.in_d;
+    const int pixel = slab_number() * (p.slab / kElement), inside = p.by_segment(pixel);
+    const int image = unit.image + inside, n = p.by_in_d(image);
     ptx::store_shared(
         spots, uint4{static_cast<uint32_t>(unit.column + pixel - inside * p.segment),
                      static_cast<uint32_t>(image - n * p.in_d), static_cast<uint32_t>(n), 0u});
@@ -181,7 +184,7 @@ struct Producer {
   // Words that have yet to change their order wait for a barrier of their own.
   __device__ __forceinline__ void copy_slabs(const Slot& slot, int row, bool there) const {
     const uint32_t barrier = (Layout::kWoven ? shared.raw : shared.full) + 8 * slot.index();
-    if (Layout::kWoven && threadIdx.x == kFirstSlab)
+    if (Layout::kWoven && ptx::this_thread() == kFirstSlab)
       ptx::barrier_arrive_expect(barrier, there ? input_copied(p) : 0);
     if (!there || slab_number() < 0) return;
     uint4 spot;
@@ -264,7 +267,7 @@ struct Producer {
   // column, to which a chunk adds its row and a plane its offset.
   __device__ __forceinline__ void find(const Unit& unit, const Place& place, uint32_t spot) const {
     const int image = unit.image + place.image();
-    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z;
+    const int n = p.by_in_d(image), z = (image - n * p.in_d) * p.step_z;
     const int column = (unit.column * p.spread + place.point()) * p.step_x;
     const int64_t channel = static_cast<int64_t>(n) * p.out_channels + place.channel;
     const Element* from = static_cast<const Element*>(p.gy) + channel * p.out_volume +
@@ -331,46 +334,47 @@ struct Producer {
   // Each thread has one box: a plane, an image and a class of channels. What lies beyond the tensor
   // comes as zeros.
   __device__ __forceinline__ void find_box(const Unit& unit) const {
-    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
-    const WgradPlane& plane = job.plane[threadIdx.x / boxes_of_plane(p)];
-    const int box = threadIdx.x % boxes_of_plane(p);
-    const int image = unit.image + box / p.classes;
-    const int n = image / p.in_d, z = (image - n * p.in_d) * p.step_z + plane.depth;
+    const int thread = ptx::this_thread();
+    if (thread >= job.planes * boxes_of_plane(p)) return;
+    const int number = p.by_boxes(thread), box = thread - number * boxes_of_plane(p);
+    const WgradPlane& plane = job.plane[number];
+    // Classes are 1, 2 or 4.
+    const int of_class = box & (p.classes - 1), log_classes = p.classes >> 1;
+    const int image = unit.image + (box >> log_classes);
+    const int n = p.by_in_d(image), z = (image - n * p.in_d) * p.step_z + plane.depth;
     int column = unit.column * p.spread + plane.start;
     // Where whole channels follow each other no row or slice is ever beyond them.
     if (p.flat == 2) {
-      column += (box % p.classes * p.out_d + z) * p.out_h * row_points();
+      column += (of_class * p.out_d + z) * p.out_h * row_points(p);
     }
     ptx::store_shared(spots + kProducers * 16,
                       uint4{static_cast<uint32_t>(column),
                             static_cast<uint32_t>(p.flat == 2 ? 0 : z), static_cast<uint32_t>(n),
-                            static_cast<uint32_t>(plane.channel / p.classes) << 16 |
+                            static_cast<uint32_t>(plane.channel >> log_classes) << 16 |
                                 static_cast<uint16_t>(plane.phase_y)});
   }
 
-  // Points of a row of grad_output.
-  __device__ __forceinline__ int row_points() const { return p.out_w * kElement / point_bytes(p); }
-
   __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
     const uint32_t full = shared.full + 8 * slot.index();
-    if (threadIdx.x >= job.planes * boxes_of_plane(p)) return;
+    const int thread = ptx::this_thread();
+    if (thread >= job.planes * boxes_of_plane(p)) return;
     uint4 spot;
     ptx::load_shared(spot, spots + kProducers * 16);
     int y = row * p.step_y + static_cast<int>(spot.w & 0xffff), column = spot.x;
     if (p.flat) {
       // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
-      const int begin = y * row_points() + column;
-      column = begin & -(16 / point_bytes(p));
+      const int begin = y * row_points(p) + column;
+      column = begin & -vector_points(p);
       y = 0;
       // As much for all images; the consumers add what a class begins later than the first.
-      if (threadIdx.x % boxes_of_plane(p) == 0)
-        ptx::store_shared(shared.late_at(slot.index(), threadIdx.x / boxes_of_plane(p)),
+      const int plane = p.by_boxes(thread);
+      if (thread == plane * boxes_of_plane(p))
+        ptx::store_shared(shared.late_at(slot.index(), plane),
                           static_cast<unsigned short>(begin - column));
     }
-    const int bytes = p.plane_bytes / boxes_of_plane(p);
-    ptx::box_copy(
-        shared.stages + slot.index() * p.stage_bytes + p.input_bytes + threadIdx.x * bytes, gy_map,
-        column, y, spot.y, spot.z, spot.w >> 16, full);
+    const uint32_t at = p.input_bytes + thread * p.box_bytes;
+    ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + at, gy_map, column, y, spot.y,
+                  spot.z, spot.w >> 16, full);
   }
 
   // --- The ring ------------------------------------------------------------------------------
@@ -412,7 +416,7 @@ struct Producer {
     const uint32_t stage = shared.stages + slot.index() * p.stage_bytes;
     const bool input = i >= job.extra_rows;
     const int row = unit.row + i - job.extra_rows;
-    if (boxes(p) && threadIdx.x == 0) {
+    if (boxes(p) && ptx::this_thread() == 0) {
       const int with_them = kSlabs && !Layout::kWoven && input ? input_copied(p) : 0;
       ptx::barrier_arrive_expect(shared.full + 8 * slot.index(),
                                  job.planes * p.plane_bytes + with_them);

@@ -60,7 +60,7 @@ __device__ __forceinline__ void weave_slabs(const WgradParams& p, uint32_t stage
   constexpr int kVectors = Shape<Operand, kPairs, T>::kVectors;
   const int rows = chunk_pixels(p) / kUnit * N;
 #pragma unroll 1
-  for (int item = threadIdx.x; item < rows; item += kProducers) {
+  for (int item = ptx::this_thread(); item < rows; item += kProducers) {
     const int unit = item / N;
     const Row row{p, stage, unit * kVectors * 16, item - unit * N};
     if constexpr (kVectors == 4) {

@@ -41,11 +41,11 @@ struct Sums {
   __device__ __forceinline__ Sums(const WgradParams& p, const Shared& shared, const WgradJob& job)
       : p(p), shared(shared), job(job) {
     if (job.sums == 0) return;
-    const int row = SummedRow(p, threadIdx.x).row;
+    const int row = SummedRow(p, ptx::this_thread()).row;
     const int late = p.flat ? row / class_rows(p) * volume_points(p) : 0;
     ptx::store_shared(place_at(), row >= p.rows ? ~0u
                                                 : (p.input_bytes + row * p.pitch * point_bytes(p)) |
-                                                      (late & (16 / point_bytes(p) - 1)) << 24);
+                                                      (late & (vector_points(p) - 1)) << 24);
     ptx::store_shared(total_at(), uint2{0u, 0u});
   }
 
@@ -57,10 +57,10 @@ struct Sums {
     return shared.spots + 2 * kProducers * 16 + stage * 16;
   }
   __device__ __forceinline__ uint32_t place_at() const {
-    return note_at(kWgradMaxStages) + 4 * threadIdx.x;
+    return note_at(kWgradMaxStages) + 4 * ptx::this_thread();
   }
   __device__ __forceinline__ uint32_t total_at() const {
-    return note_at(kWgradMaxStages) + 4 * kProducers + 8 * threadIdx.x;
+    return note_at(kWgradMaxStages) + 4 * kProducers + 8 * ptx::this_thread();
   }
   static_assert(16 * kWgradMaxStages + 12 * kProducers <= 16 * kProducers, "beyond the header");
 
@@ -72,24 +72,25 @@ struct Sums {
 
   // What the chunks of a unit of work have in common: image, bytes of the strip, whose turn it is.
   __device__ __forceinline__ void begin(const Unit& unit) const {
-    if (threadIdx.x != kNoting) return;
-    const int point = point_bytes(p), line = p.out_w * kElement / point;
-    const int first = unit.column * p.spread, strip = unit.column / p.segment;
+    if (ptx::this_thread() != kNoting) return;
+    const int point = point_bytes(p), line = row_points(p);
+    const int first = unit.column * p.spread, strip = p.by_segment(unit.column);
     const int end = strip == p.strips - 1 ? line : min(line, first + p.segment * p.spread);
     ptx::store_shared(
         shared.spots + kNoting * 16,
         uint4{static_cast<uint32_t>(unit.image), static_cast<uint32_t>(max(end - first, 0) * point),
-              static_cast<uint32_t>(strip + unit.image / p.images), 0u});
+              static_cast<uint32_t>(strip + p.by_images(unit.image)), 0u});
   }
 
   // What is to be added of the unit's i-th chunk. Rows of grad_output that a unit needs before its
   // first row of the input belong to the unit before, if there is one.
   __device__ __forceinline__ void note(int stage, int row, int i, int channels) const {
-    if (threadIdx.x != kNoting) return;
+    if (ptx::this_thread() != kNoting) return;
     uint4 unit;
     ptx::load_shared(unit, shared.spots + kNoting * 16);
     bool mine = i >= job.extra_rows || row == 0;
-    if (p.channel_blocks > 1) mine &= (unit.z + row + i) % p.channel_blocks == channels;
+    const int turn = static_cast<int>(unit.z) + row + i;
+    mine &= turn - p.by_channel_blocks(turn) * p.channel_blocks == channels;
     ptx::store_shared(note_at(stage), uint4{unit.x, mine ? unit.y : 0u,
                                             static_cast<uint32_t>(row + job.shift_y + i), 0u});
   }
@@ -112,7 +113,7 @@ struct Sums {
   // Bytes `from` to `to` of the thread's row. Four sums, since an addition waits for the one
   // before.
   __device__ __forceinline__ void add_row(float (&sum)[4], uint32_t row, int from, int to) const {
-    const SummedRow mine(p, ptx::computed_here(threadIdx.x));
+    const SummedRow mine(p, ptx::this_thread());
     const int last = (to + 15) / 16;
 #pragma unroll 2
     for (int v = from / 16 + mine.part; v < last; v += mine.parts) {
@@ -143,13 +144,13 @@ struct Sums {
       // The box begins a little before the plane, in each class of channels as much as it must.
       unsigned short late;
       ptx::load_shared(late, shared.late_at(stage, k));
-      from += (late + (place >> 24)) & (16 / point - 1);
+      from += (late + (place >> 24)) & (vector_points(p) - 1);
     }
     from *= point;
     uint32_t row = shared.stages + stage * p.stage_bytes + k * p.plane_bytes + (place & 0xffffff);
 #pragma unroll 1
     for (int i = 0; i < p.images; ++i) {
-      const int z = p.in_d == 1 ? 0 : (image + i) % p.in_d;
+      const int z = image + i - p.by_in_d(image + i) * p.in_d;
       if (z + plane.sum >= p.in_d) add_row(sum, row, from, from + bytes);
       row += p.segment_pitch * point;
     }
@@ -171,12 +172,12 @@ struct Sums {
                                           static_cast<uint32_t>(__double2hiint(now))});
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.empty + 8 * stage);
+    if (ptx::this_thread() % 32 == 0) ptx::barrier_arrive(shared.empty + 8 * stage);
   }
 
   // [thread]: parts of rows.
   __device__ __forceinline__ void store() const {
-    p.workspace[p.bias_at + static_cast<int64_t>(blockIdx.x) * kProducers + threadIdx.x] =
+    p.workspace[p.bias_at + static_cast<int64_t>(blockIdx.x) * kProducers + ptx::this_thread()] =
         static_cast<float>(total());
   }
 };
