@@ -42,7 +42,8 @@ def built(folder: Path) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    for file in [*CUDA.glob("direct_*"), CUDA / "parts.h", *HOST.iterdir()]:
+    shared = [CUDA / name for name in ("divider.h", "parts.h")]
+    for file in [*CUDA.glob("direct_*"), *shared, *HOST.iterdir()]:
         shutil.copy(file, folder)
     lists = [
         f"-D{name}_TILES(X)=" + " ".join(f"X({a}, {c})" for a, c in compiled_tiles(name))

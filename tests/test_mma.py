@@ -8,7 +8,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, check_same, distance, poison
+from gpu_checks import allocations, check_same, distance, poison, serving
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -106,6 +106,9 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
     assume(min(shape) > 0)
     assume(prod(shape) < 2**25)
     with torch.no_grad(), ops.forced(MMA):
+        # Of strict float32 with too many products, PyTorch's kernel serves, which need not repeat
+        # itself: the 2,064 of one draw differed in the last bits, once in a few runs.
+        assume(serving(ndim, x, w, b, *rest) == MMA)
         poison(shape, x.dtype)
         y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
