@@ -4,7 +4,7 @@ The constants are fitted by `benchmarks/fit_wgrad.py` to 3,817 plans of the case
 layers, measured on an H200 (`benchmarks/results/h200-wgrad-*`). Producers and consumers overlap
 only in part, because they share the port of the shared memory: of the faster side a half is felt,
 and all of it where the ring has no slot to spare. The standard deviation of the whole is 12 %; what
-is picked is 1 to 2 % slower than the fastest plan measured of a case, 3 to 4 % of a drawn layer.
+is picked is 2 to 3 % slower than the fastest plan measured of a case, 3 to 4 % of a drawn layer.
 """
 
 from __future__ import annotations

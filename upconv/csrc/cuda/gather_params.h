@@ -112,7 +112,7 @@ struct GatherParams {
   int64_t in_plane, out_plane;            // elements of one channel
   int out_blocks, in_blocks, tap_blocks;  // parts that the weight of a job is cut into
   int sums;                               // of a block, in the workspace
-  // A block's set-up divides a hundred times.
+  // A block's set-up had up to 47 divisions, and each unit three more.
   Divider by_out_blocks, by_in_blocks, by_tap_blocks, by_tap_block, by_gy_rows, by_x_rows;
   Divider by_kernel_z, by_kernel_y, by_kernel_x, by_across, by_sums_wide, by_padded;
   Divider by_warps_m, by_warps_n, by_row_warps;

@@ -311,9 +311,8 @@ __global__ void __launch_bounds__(kGatherAddThreads)
   unsigned char* const memory = shared_memory();
   const int across = 1 << shape.log_across;
   const int row = threadIdx.x >> shape.log_across, lane = threadIdx.x & (across - 1);
-  int part_number = blockIdx.x;
-  const int index = split_off(part_number, shape.by_pieces, shape.pieces) * across + lane;
-  int number = part_number;
+  int number = blockIdx.x;
+  const int index = split_off(number, shape.by_pieces, shape.pieces) * across + lane;
   const int within = split_off(number, shape.by_parts, shape.parts);
   const GatherJob& job = p.job[number];
   const int block = job.block + within * job.shares;

@@ -9,8 +9,8 @@
 
 namespace upconv {
 
-// Every form the planner may ask for: (C, N, G, T, pairs). FORMS in upconv/planner/sm90_wgrad.py
-// is the same list.
+// Every form the planner may ask for: (C, N, G, T, pairs). FORMS in
+// upconv/planner/sm90_wgrad_jobs.py is the same list.
 // clang-format off
 #define UPCONV_WGRAD_FORMS(X)                                                                  \
   X(2, 64, 1, 4, 0) X(3, 64, 1, 3, 0) X(2, 64, 2, 2, 0) X(2, 128, 2, 1, 0) X(2, 64, 4, 1, 0)   \
