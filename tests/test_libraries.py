@@ -60,7 +60,7 @@ def test_every_type_of_every_kernel_has_a_library() -> None:
     assert set(held) == set(libraries.of_device("cuda"))
     assert held["cuda"] == {*libraries.BY_OPERAND, "direct_fprop", "direct_igrad"}
     assert held["cuda_fp16"] == set(libraries.BY_OPERAND)
-    assert held["cuda_strict"] == {"sm90_wgmma_fprop", "sm90_patch", "mma_fprop"}
+    assert held["cuda_strict"] == {"sm90_wgmma_fprop", "sm90_patch", "mma_fprop", "overlap_fprop"}
 
 
 ROWS = {
@@ -68,6 +68,7 @@ ROWS = {
     "sm90": ("sm90_wgmma_fprop", "sm90_launch"),
     "patch": ("sm90_patch", "sm90_patch"),
     "phases": ("sm90_phases", "sm90_phases"),
+    "overlap": ("overlap_fprop", "overlap_launch"),
     "gather_igrad": ("gather_igrad", "gather_igrad_launch"),
 }
 """Rows of the bindings' table of kernels: the kernel, and the file with its host side."""
@@ -108,6 +109,7 @@ def test_numbers_of_operands_are_the_planners() -> None:
         "sm90_phases": ("sm90_phases_params.h", "operand"),
         "mma_fprop": ("mma_params.h", "operand"),
         "gather_igrad": ("gather_params.h", "type"),
+        "overlap_fprop": ("overlap_params.h", "type"),
     }
     assert set(headers) == set(libraries.BY_OPERAND)
     seen = set()
@@ -117,7 +119,7 @@ def test_numbers_of_operands_are_the_planners() -> None:
             number = params[ParamsHeader(header).fields().index(field)]
             assert libraries.OPERANDS[number] == libraries.operand_of(problem)
             seen.add((kernel, number))
-    assert len(seen) == 3 * len(headers) + 3
+    assert len(seen) == 3 * len(headers) + 4
 
 
 def test_each_operand_is_in_one_library() -> None:

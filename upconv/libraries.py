@@ -25,7 +25,14 @@ OPERANDS = ("tf32", "bf16", "fp16", "split")
 OPERANDS_OF = {"cuda": ("tf32", "bf16"), "cuda_fp16": ("fp16",), "cuda_strict": ("split",)}
 """Which library has which, for all kernels in BY_OPERAND. cuda_wgrad has all four."""
 
-BY_OPERAND = ("sm90_wgmma_fprop", "sm90_patch", "sm90_phases", "mma_fprop", "gather_igrad")
+BY_OPERAND = (
+    "sm90_wgmma_fprop",
+    "sm90_patch",
+    "sm90_phases",
+    "mma_fprop",
+    "overlap_fprop",
+    "gather_igrad",
+)
 
 _PROOF = {
     "cpu": ("upconv::conv_transpose2d", "CPU"),

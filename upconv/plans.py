@@ -36,6 +36,7 @@ KERNEL_IDS = {
     "sm90_patch_wgrad": 11,
     "sm90_phases": 12,
     "sm90_phases_wgrad": 13,
+    "overlap_fprop": 14,
 }
 ASK_AGAIN = -1
 """In a kernel's place: PyTorch's operator for this call, and the next one asks again."""

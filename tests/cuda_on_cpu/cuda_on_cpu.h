@@ -148,6 +148,9 @@ inline void run_block(int threads, const std::function<void()>& kernel) {
 #define blockIdx (cpu::block_index)
 #define blockDim (cpu::block_size)
 
+inline void __syncwarp() {
+  cpu::meet(cpu::warps[cpu::current->thread.x / 32], 32, [] {});
+}
 inline void __syncthreads() {
   cpu::meet(cpu::whole, static_cast<int>(cpu::block_size.x), [] {});
 }

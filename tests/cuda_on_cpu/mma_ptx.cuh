@@ -59,15 +59,66 @@ inline void bulk_copy(uint32_t destination, const void* source, uint32_t bytes, 
   at(destination + bytes - 16, 16);
   bulk_copies.push_back({barrier, {at(destination, 16), source, bytes}});
 }
+
+// What stands in for a CUtensorMap: sizes and strides (in bytes) of 5 dimensions, and of a box.
+struct TensorMap {
+  const char* base;
+  int sizes[5];
+  int64_t strides[5];
+  int box[5];
+  bool rounds;
+};
+inline uint32_t round_to_tf32(uint32_t bits);
+
+inline void tensor_copy(uint32_t destination, const void* given, int c0, int c1, int c2, int c3,
+                        int c4, uint32_t barrier) {
+  TensorMap map;
+  std::memcpy(&map, given, sizeof(map));
+  const int first[] = {c0, c1, c2, c3, c4}, element = static_cast<int>(map.strides[0]);
+  uint32_t total = element;
+  for (const int size : map.box) total *= size;
+  if (total != expected_bytes || c0 * element % 16 || destination % 128)
+    cpu::fail("box of another size, or misaligned");
+  for (const int64_t stride : {map.strides[1], map.strides[2], map.strides[3], map.strides[4]})
+    if (stride % 16 || reinterpret_cast<uintptr_t>(map.base) % 16) cpu::fail("TMA: 16 bytes");
+  // Rows of elements, each by itself; behind them one copy of nothing, which completes the box.
+  unsigned char* to = at(destination, 1);
+  for (uint32_t i = 0; i < total / element; ++i, to += element) {
+    int64_t offset = 0;
+    bool inside = true;
+    uint32_t rest = i;
+    for (int d = 0; d < 5; ++d) {
+      const int c = first[d] + static_cast<int>(rest % map.box[d]);
+      rest /= map.box[d];
+      inside = inside && c >= 0 && c < map.sizes[d];
+      offset += c * map.strides[d];
+    }
+    if (!inside) {
+      std::memset(to, 0, element);
+    } else if (map.rounds) {
+      uint32_t bits;
+      std::memcpy(&bits, map.base + offset, 4);
+      bits = round_to_tf32(bits);
+      std::memcpy(to, &bits, 4);
+    } else {
+      std::memcpy(to, map.base + offset, element);
+    }
+  }
+  bulk_copies.push_back({barrier, {to, to, 0}});
+}
+
 inline void barrier_wait(uint32_t barrier, uint32_t parity) {
-  if ((barrier_phase(barrier) & 1) != parity) return;  // that phase is over
-  for (size_t i = 0; i < bulk_copies.size(); ++i) {
-    if (bulk_copies[i].first != barrier) continue;
-    const cpu::Copy copy = bulk_copies[i].second;
-    std::memcpy(copy.to, copy.from, copy.bytes);
-    bulk_copies.erase(bulk_copies.begin() + static_cast<long>(i));
-    ++barrier_phase(barrier);
-    return;
+  for (int turns = 0; turns < 100000; ++turns) {
+    if ((barrier_phase(barrier) & 1) != parity) return;  // that phase is over
+    for (size_t i = 0; i < bulk_copies.size(); ++i) {
+      if (bulk_copies[i].first != barrier) continue;
+      const cpu::Copy copy = bulk_copies[i].second;
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      bulk_copies.erase(bulk_copies.begin() + static_cast<long>(i));
+      ++barrier_phase(barrier);
+      return;
+    }
+    swapcontext(&cpu::current->context, &cpu::scheduler);  // another thread may start it yet
   }
   cpu::fail("waits for a copy that nobody started");
 }
@@ -99,6 +150,18 @@ inline void load_matrices(uint32_t address, uint32_t (&v)[4]) {
     for (int lane = 0; lane < 32; ++lane)
       for (int m = 0; m < 4; ++m)
         std::memcpy(&lanes[lane].out[m], at(lanes[m * 8 + lane / 4].address, 16) + lane % 4 * 4, 4);
+  });
+}
+
+inline void load_matrices_transposed(uint32_t address, uint32_t (&v)[4]) {
+  warp_wide({address, v, nullptr, nullptr, {}}, [](std::vector<cpu::Deposit>& lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int m = 0; m < 4; ++m)
+        for (int half = 0; half < 2; ++half) {
+          const unsigned char* const row = at(lanes[m * 8 + lane % 4 * 2 + half].address, 16);
+          std::memcpy(reinterpret_cast<char*>(&lanes[lane].out[m]) + 2 * half, row + lane / 4 * 2,
+                      2);
+        }
   });
 }
 

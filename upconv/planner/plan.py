@@ -16,6 +16,7 @@ from . import (
     gather_igrad,
     gather_wgrad,
     mma,
+    overlap,
     sm90,
     sm90_patch,
     sm90_patch_wgrad,
@@ -34,6 +35,7 @@ KERNELS = {
     sm90_phases.KERNEL: sm90_phases.consider,
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
+    overlap.KERNEL: overlap.consider,
     sm90_wgrad.KERNEL: sm90_wgrad.consider,
     sm90_patch_wgrad.KERNEL: sm90_patch_wgrad.consider,
     sm90_phases_wgrad.KERNEL: sm90_phases_wgrad.consider,
@@ -76,6 +78,7 @@ PROVEN = {
     (gather_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (gather_igrad.KERNEL, "grad_input"): ((9, 0),),
     (mma.KERNEL, "forward"): ((9, 0),),
+    (overlap.KERNEL, "forward"): ((9, 0),),
 }
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
 their tests passed on a GPU, in this form or in one from which it differs by what the CPU tests

@@ -9,6 +9,7 @@
 #include "cuda/gather_launch.h"
 #include "cuda/mma_launch.h"
 #include "cuda/operands.h"
+#include "cuda/overlap_launch.h"
 #include "cuda_kernel.h"
 #ifdef UPCONV_SM90
 #include "sm90_kernels.h"
@@ -53,6 +54,43 @@ inline CudaKernel mma_kernel() {
             params.bias = operands.bias;
             params.y = operands.output;
             return mma_fprop(params, stream);
+          }};
+}
+
+// ------------------------------------------------------------------------------------------------
+// The mma.sync kernel for few output channels
+
+inline CudaKernel::Prepared read_overlap(const CallSizes& call,
+                                         const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<OverlapParams>();
+  if (!read_overlap_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  const int64_t in[] = {plan->in_d, plan->in_h, plan->in_w};
+  const int64_t out[] = {plan->out_d, plan->out_h, plan->out_w};
+  const int kernel[] = {plan->kernel_z, plan->kernel_y, plan->kernel_x};
+  const bool fits =
+      !call.channels_last && plan->batch == call.batch && plan->groups == call.groups &&
+      plan->in_channels * call.groups == call.in_channels &&
+      plan->out_channels * call.groups == call.out_channels && std::equal(in, in + 3, call.in) &&
+      std::equal(out, out + 3, call.out) && std::equal(kernel, kernel + 3, call.kernel);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline CudaKernel overlap_kernel() {
+  return {kOverlapFprop,
+          "the mma.sync kernel for few output channels",
+          16,
+          read_overlap,
+          nullptr,
+          nullptr,
+          [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
+            OverlapParams params = *static_cast<const OverlapParams*>(plan);
+            params.x = operands.input;
+            params.w = operands.weight;
+            params.bias = operands.bias;
+            params.y = operands.output;
+            return overlap_fprop(params, stream);
           }};
 }
 
@@ -119,7 +157,7 @@ inline CudaKernel gather_igrad_kernel() {
 
 // All but those for the gradient of the weight, with the types of operands that this library has.
 inline KernelTable tensor_core_kernels() {
-  KernelTable kernels = {mma_kernel()};
+  KernelTable kernels = {mma_kernel(), overlap_kernel()};
 #ifdef UPCONV_SM90
   kernels.push_back(sm90_kernel());
   kernels.push_back(patch_kernel());

@@ -80,6 +80,19 @@ struct Split : MmaSplit {
   }
 };
 
+// A fragment that was prepared before it was stored.
+template <typename Operand, int kWords>
+__device__ __forceinline__ auto packed(const uint32_t (&read)[kWords]) {
+  if constexpr (Operand::kSplit) {
+    return Operand::prepared(read);  // heads and tails would be twice as much to store
+  } else {
+    Fragment<kWords> result;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) result.words[i] = read[i];
+    return result;
+  }
+}
+
 // A register of K: the number at `one`, or those at `one` and `two`, in shared memory.
 template <typename Operand>
 __device__ __forceinline__ uint32_t gathered(uint32_t one, uint32_t two) {
@@ -153,12 +166,21 @@ struct Source {
   int depth, height, width;
 };
 
+// Which rows of a list belong to channels that exist: of every `mask` + 1 (a power of two) the
+// first `existing`. By default all.
+struct Channels {
+  int mask = 0, existing = 1;
+
+  __device__ __forceinline__ bool exists(int row) const { return (row & mask) < existing; }
+};
+
 // The part of a tensor that a unit brings along.
 struct Part {
   int image, z, y;  // of the first row
   int low;          // first column
   int granules;     // of a row: copies
   bool whole;       // is all of it inside the tensor?
+  Channels channels;
 };
 
 // Every row of the list, in copies of kBytes. As many lanes as a row has granules, up to a warp,
@@ -183,7 +205,8 @@ __device__ __forceinline__ void stage_by(const Source<Element>& source, const Ro
     const Row at = next;
     next = list[min(row + step, rows - 1)];
     const bool met =
-        kWhole || (static_cast<unsigned>(part.z + at.z) < static_cast<unsigned>(source.depth) &&
+        kWhole || (part.channels.exists(row) &&
+                   static_cast<unsigned>(part.z + at.z) < static_cast<unsigned>(source.depth) &&
                    static_cast<unsigned>(part.y + at.y) < static_cast<unsigned>(source.height));
     const Element* from = origin + at.offset;
     unsigned char* place = to;
@@ -218,7 +241,7 @@ __device__ __forceinline__ void stage_with(const Source<Element>& source, const 
 template <typename Element>
 __device__ __forceinline__ void stage(const Source<Element>& source, const Row* list, int rows,
                                       int image, int z, int y, int low, int count, int bytes,
-                                      unsigned char* box, int pitch) {
+                                      unsigned char* box, int pitch, Channels channels = {}) {
   const int each = bytes / static_cast<int>(sizeof(Element));
   const int skip = low & (each - 1);
   const int granules = (skip + count + each - 1) / each;
@@ -226,8 +249,8 @@ __device__ __forceinline__ void stage(const Source<Element>& source, const Row* 
   const Row last = list[rows - 1];
   const bool whole = min(z, z + last.z) >= 0 && max(z, z + last.z) < source.depth && y >= 0 &&
                      y + last.y < source.height && low >= 0 &&
-                     low + granules * each <= source.width;
-  const Part part{image, z, y, low, granules, whole};
+                     low + granules * each <= source.width && channels.existing > channels.mask;
+  const Part part{image, z, y, low, granules, whole, channels};
   if (bytes == 16) {
     stage_with<16>(source, list, rows, part, box, pitch);
   } else if (bytes == 8) {

@@ -81,6 +81,16 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
       : "memory");
 }
 
+// A box of a 5-dimensional tensor, which `map` describes -> shared memory, completing on a barrier.
+__device__ __forceinline__ void tensor_copy(uint32_t destination, const void* map, int c0, int c1,
+                                            int c2, int c3, int c4, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(destination),
+      "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(barrier)
+      : "memory");
+}
+
 #endif
 
 __device__ __forceinline__ void store_shared(uint32_t address, uint4 v) {
@@ -127,6 +137,14 @@ __device__ __forceinline__ void load_shared(uint32_t address, uint32_t (&v)[4]) 
 // of row i / 4 of each.
 __device__ __forceinline__ void load_matrices(uint32_t address, uint32_t (&v)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address)
+               : "memory");
+}
+
+// The same of the matrices' transposes: a lane gets a column's rows i % 4 * 2 and i % 4 * 2 + 1.
+__device__ __forceinline__ void load_matrices_transposed(uint32_t address, uint32_t (&v)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                : "r"(address)
                : "memory");

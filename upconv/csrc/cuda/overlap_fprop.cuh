@@ -1,0 +1,552 @@
+// The forward kernel on mma.sync for few output channels: the last layers of generators, vocoders
+// and networks for super-resolution.
+//
+// Few output channels leave most of a product empty, and reading the input once for each tap costs
+// more than the products. Here the rows of the product are neighbouring pixels, its columns output
+// channels x phases of depth and height x all taps of the width, and K is input channels x shifted
+// rows: no pixel is read at a second column, so that pixels are operands as they lie in the
+// contiguous layout. What the taps of the width have to say to an output is added up behind the
+// products, through shared memory: out[b * stride + phase - padding] is the sum over the phase's
+// taps of column (sum, tap) at pixel b + shift.
+//
+// Pipeline: boxes of some channels (input rows x columns with margins, zeros outside) come into 2
+// or 3 slots, by TMA where rows begin on 16 bytes (one thread asks, float32 arrives rounded), else
+// by cp.async; one __syncthreads a box, behind which the slot of the box before is filled again.
+// Each warp multiplies one row of places; its sums are its own, so that adding up needs no barrier
+// of the block. A block walks through the units of one group.
+#pragma once
+
+#include <type_traits>
+
+#include "gather_stage.cuh"
+#include "overlap_params.h"
+
+// Older GPUs have no TMA; plans for them have no boxes.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define UPCONV_OVERLAP_TMA 1
+#else
+#define UPCONV_OVERLAP_TMA 0
+#endif
+
+namespace upconv::overlap {
+
+using gather::Fragment;
+using gather::Row;
+using gather::Source;
+using gather::split_off;
+
+template <typename Operand>
+constexpr int kBytes = sizeof(typename Operand::Element);
+
+template <typename Operand>
+constexpr int kStep = Operand::kStep;  // channels of a product
+
+// --- Shared memory ---------------------------------------------------------------------------
+
+// An output row of a warp: where it lies in the output (-1: nowhere), where its sums do, in bytes
+// (-1: it has none).
+struct alignas(16) OutputRow {
+  int offset, sums;
+  float bias;
+  int unused;
+};
+
+// A shift and a step of K as the products see them: bytes into the box, and which tiles of 8
+// columns they concern.
+struct BoxStep {
+  int offset, tiles;
+};
+
+// [boxes][weights][sums of each warp][output rows of each warp][steps][rows of boxes][barriers].
+struct Shared {
+  unsigned char *boxes, *weights;
+  float* sums;         // of this warp
+  OutputRow* outputs;  // of this warp
+  BoxStep* steps;
+  Row* lines;         // none where the TMA brings the boxes
+  uint32_t barriers;  // of each slot
+  int* places;  // set-up only, where the sums will be: of each shift and column, in the weight
+
+  __device__ Shared(const OverlapParams& p, unsigned char* memory) {
+    const int warp = threadIdx.x / 32;
+    boxes = memory;
+    weights = boxes + p.stages * p.box_bytes;
+    float* const all = reinterpret_cast<float*>(weights + p.weight_bytes);
+    sums = all + warp * p.sum_rows * p.sum_pitch;
+    OutputRow* const rows = reinterpret_cast<OutputRow*>(all + p.warps * p.sum_rows * p.sum_pitch);
+    outputs = rows + warp * p.sums;
+    steps = reinterpret_cast<BoxStep*>(rows + p.warps * p.sums);
+    lines = reinterpret_cast<Row*>(steps + p.shifts * p.steps);
+    barriers = mma_ptx::shared_address(memory) + p.shared_bytes - 8 * p.stages;
+    places = reinterpret_cast<int*>(all);
+  }
+};
+
+// --- Units -----------------------------------------------------------------------------------
+
+// Places of one image: some rows, and the columns of a block.
+struct Unit {
+  int image, z, y, tile;  // the first row of places, counted from the first of all
+
+  __device__ Unit(const OverlapParams& p, int index) {
+    tile = split_off(index, p.by_tiles_x, p.tiles_x);
+    y = split_off(index, p.by_units_y, p.units_y) * p.rows;
+    z = split_off(index, p.by_count_z, p.count_z);
+    image = index;
+  }
+
+  __device__ __forceinline__ void advance(const OverlapParams& p) {
+    if (++tile < p.tiles_x) return;
+    tile = 0;
+    y += p.rows;
+    if (y < p.count_y) return;
+    y = 0;
+    if (++z < p.count_z) return;
+    z = 0;
+    ++image;
+  }
+
+  // The first input column of a block.
+  __device__ __forceinline__ int column(const OverlapParams& p) const {
+    return p.first_x + tile * p.warps_x * p.valid;
+  }
+};
+
+// Which row of places and which columns a warp has in its block's unit.
+struct Warp {
+  int y, x;
+
+  __device__ explicit Warp(const OverlapParams& p) {
+    int column = threadIdx.x / 32;
+    x = split_off(column, p.by_warps_x, p.warps_x);
+    y = column;
+  }
+};
+
+// --- Set-up ----------------------------------------------------------------------------------
+
+// Rows of a box: channels next to each other, so that a product's K lies one pitch apart.
+__device__ __forceinline__ void list_box(const OverlapParams& p, Row* lines) {
+  const int total = p.planes * p.box_rows * p.channels, shift = 31 - __clz(p.channels);
+  for (int i = threadIdx.x; i < total; i += blockDim.x) {
+    int z = i >> shift;
+    const int y = split_off(z, p.by_rows, p.box_rows), channel = i & (p.channels - 1);
+    lines[i].offset = static_cast<int>(channel * p.in_plane + (z * p.in_h + y) * p.in_w);
+    lines[i].z = static_cast<short>(z);
+    lines[i].y = static_cast<short>(y);
+  }
+}
+
+// The tap of a dimension that leads from a phase to a shift; -1: none.
+__device__ __forceinline__ int tap_at(int phase, int shift, int stride, int dilation, Divider by,
+                                      int kernel) {
+  const int reach = phase - shift * stride;
+  if (reach < 0) return -1;
+  const int tap = by(reach);
+  return tap * dilation == reach && tap < kernel ? tap : -1;
+}
+
+// Where the weights of a column of the product are for a shift, in those of an input channel; -1:
+// nowhere.
+__device__ __forceinline__ int place_of(const OverlapParams& p, const OverlapShift& at,
+                                        int column) {
+  int found = -1;
+  for (int i = 0; i < p.sums; ++i) {
+    const OverlapSum& sum = p.sum[i];
+    const int tap = column - sum.column;
+    if (sum.column < 0 || tap < 0 || tap >= p.kernel_x) continue;
+    const int z = tap_at(sum.z, at.z, p.stride_z, p.dilation_z, p.by_dilation_z, p.kernel_z);
+    const int y = tap_at(sum.y, at.y, p.stride_y, p.dilation_y, p.by_dilation_y, p.kernel_y);
+    if (z < 0 || y < 0) continue;
+    found = ((sum.channel * p.kernel_z + z) * p.kernel_y + y) * p.kernel_x + tap;
+  }
+  return found;
+}
+
+template <typename Operand>
+__device__ __forceinline__ void list_steps(const OverlapParams& p, const Shared& shared,
+                                           int columns) {
+  const int channel_bytes = p.pitch * kBytes<Operand>, shift = 31 - __clz(p.steps);
+  for (int i = threadIdx.x; i < p.shifts << shift; i += blockDim.x) {
+    const OverlapShift& at = p.shift[i >> shift];
+    const int line = (at.z - p.low_z) * p.box_rows + at.y - p.low_y;
+    const int channel = (i & (p.steps - 1)) * kStep<Operand>;
+    shared.steps[i] = {(line * p.channels + channel) * channel_bytes, at.tiles};
+  }
+  for (int i = 0; i < p.shifts; ++i) {
+    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
+      shared.places[i * columns + column] = place_of(p, p.shift[i], column);
+    }
+  }
+}
+
+// The weights of a group as [box][shift][step of K][tile of 8 columns][lane][two registers].
+// Several are on their way before the first one is written.
+template <typename Operand, int kN>
+__device__ __forceinline__ void pack_weights(const OverlapParams& p, const Shared& shared,
+                                             int group) {
+  using Element = typename Operand::Element;
+  constexpr int kTogether = 8, kPer = Operand::kPer;
+  const int each = p.out_channels * p.kernel_z * p.kernel_y * p.kernel_x;
+  const Element* const weights =
+      static_cast<const Element*>(p.w) + static_cast<int64_t>(group) * p.in_channels * each;
+  uint32_t* const to = reinterpret_cast<uint32_t*>(shared.weights);
+  const int total = p.chunks * p.shifts * p.steps * kN * 64;
+  const int step_shift = 31 - __clz(p.steps);
+  for (int first = threadIdx.x; first < total; first += kTogether * blockDim.x) {
+    Element read[kTogether][kPer];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int word = first + i * blockDim.x, lane = word >> 1 & 31, fragment = word >> 6;
+      const int step = fragment / kN & (p.steps - 1);
+      int chunk = fragment / kN >> step_shift;
+      const int shift = split_off(chunk, p.by_shifts, p.shifts);
+      const int column = fragment % kN * 8 + lane / 4;
+      const int channel =
+          chunk * p.channels + step * kStep<Operand> + ((word & 1) * 4 + (lane & 3)) * kPer;
+      const int place = word < total ? shared.places[shift * 8 * kN + column] : -1;
+#pragma unroll
+      for (int e = 0; e < kPer; ++e) {
+        const bool exists = place >= 0 && channel + e < p.in_channels;
+        read[i][e] = exists ? weights[(channel + e) * each + place] : Operand::from_float(0.f);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int word = first + i * blockDim.x;
+      if (word >= total) break;
+      uint32_t bits;
+      if constexpr (kPer == 1) {
+        bits = Operand::prepare(__float_as_uint(read[i][0]));
+      } else {
+        bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(read[i][1])) << 16 |
+               reinterpret_cast<const uint16_t&>(read[i][0]);
+      }
+      to[word] = bits;
+    }
+  }
+}
+
+// --- Boxes -----------------------------------------------------------------------------------
+
+// The TMA has the input as columns, channels of a group, rows, planes, groups of all images.
+template <bool kBoxes, typename Operand>
+__device__ __forceinline__ void load_box(const OverlapParams& p, const OverlapBoxes& boxes,
+                                         const Shared& shared, int group, const Unit& unit,
+                                         int chunk, int slot) {
+  using Element = typename Operand::Element;
+  const int first = chunk * p.channels, z = unit.z + p.first_z + p.low_z;
+  const int x = unit.column(p), y = unit.y + p.first_y + p.low_y;
+  unsigned char* const box = shared.boxes + slot * p.box_bytes;
+  if constexpr (kBoxes) {
+#if UPCONV_OVERLAP_TMA
+    if (threadIdx.x != 0) return;
+    const uint32_t barrier = shared.barriers + 8 * slot;
+    mma_ptx::barrier_arrive_expect(barrier,
+                                   p.box_rows * p.planes * p.channels * p.pitch * kBytes<Operand>);
+    mma_ptx::tensor_copy(mma_ptx::shared_address(box), &boxes, x, first, y, z,
+                         unit.image * p.groups + group, barrier);
+#endif
+  } else {
+    const int64_t all = static_cast<int64_t>(p.groups) * p.in_channels * p.in_plane;
+    const int64_t before = (static_cast<int64_t>(group) * p.in_channels + first) * p.in_plane;
+    const Source<Element> source{static_cast<const Element*>(p.x) + before, all, p.in_d, p.in_h,
+                                 p.in_w};
+    const gather::Channels channels{p.channels - 1, p.in_channels - first};
+    gather::stage(source, shared.lines, p.planes * p.box_rows * p.channels, unit.image, z, y, x,
+                  p.box_columns, p.vector, box, p.pitch * kBytes<Operand>, channels);
+    mma_ptx::copy_async_commit();
+  }
+}
+
+// Until a box has come for all, and nobody reads the one before.
+template <bool kBoxes>
+__device__ __forceinline__ void wait_for_box(const OverlapParams& p, const Shared& shared, int slot,
+                                             uint32_t parity) {
+  if constexpr (kBoxes) {
+#if UPCONV_OVERLAP_TMA
+    // One warp asks again and again, the others sleep and ask once.
+    const uint32_t barrier = shared.barriers + 8 * slot;
+    if (threadIdx.x < 32) mma_ptx::barrier_wait(barrier, parity);
+    __syncthreads();
+    mma_ptx::barrier_wait(barrier, parity);
+    return;
+#endif
+  } else if (p.stages == 2) {
+    mma_ptx::copy_async_wait<0>();
+  } else {
+    mma_ptx::copy_async_wait<1>();
+  }
+  __syncthreads();
+}
+
+// --- Multiply --------------------------------------------------------------------------------
+
+// Where this lane reads a warp's pixels in a box, for the first channel of its K and the first
+// shift. 4-byte pixels: two neighbours, which are rows g and g + 8 of the product; 16-bit pixels:
+// the row of 8 pixels whose address it gives for a transposed load.
+template <typename Operand>
+__device__ __forceinline__ int lane_place(const OverlapParams& p, const Warp& warp) {
+  const int lane = threadIdx.x % 32;
+  const bool wide = kBytes<Operand> == 4;
+  const int channel = wide ? lane % 4 : lane / 16 * 8 + lane % 8;
+  const int pixel = wide ? lane / 4 * 2 : lane / 8 % 2 * 8;
+  return ((warp.y * p.channels + channel) * p.pitch + warp.x * p.valid + pixel) * kBytes<Operand>;
+}
+
+// The rows of one step of K: 16 pixels.
+template <typename Operand>
+__device__ __forceinline__ void load_pixels(uint32_t from, uint32_t channel_bytes,
+                                            uint32_t (&a)[4]) {
+  if constexpr (kBytes<Operand> == 4) {
+    uint32_t low[2], high[2];
+    mma_ptx::load_shared(from, low);
+    mma_ptx::load_shared(from + 4 * channel_bytes, high);
+    a[0] = low[0], a[1] = low[1], a[2] = high[0], a[3] = high[1];
+  } else {
+    mma_ptx::load_matrices_transposed(from, a);
+  }
+}
+
+// One step of K for all pixels of a warp. `kAll`: every tile of columns has a tap there.
+template <typename Operand, bool kRounded, bool kAll, int kM, int kN>
+__device__ __forceinline__ void multiply_step(uint32_t from, uint32_t channel_bytes,
+                                              uint32_t weights, int tiles,
+                                              float (&sums)[kM][kN][4]) {
+  constexpr bool kReady = kRounded && !Operand::kSplit;
+  typename std::conditional_t<kReady, Fragment<4>, typename Operand::template Prepared<4>> a[kM];
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+    uint32_t read[4];
+    load_pixels<Operand>(from + m * 16 * kBytes<Operand>, channel_bytes, read);
+    if constexpr (kReady) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[m].words[i] = read[i];
+    } else {
+      a[m] = Operand::prepared(read);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kN; ++n) {
+    if (!kAll && !(tiles >> n & 1)) continue;
+    uint32_t words[2];
+    mma_ptx::load_shared(weights + n * 256, words);
+    const auto b = gather::packed<Operand>(words);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) Operand::multiply(sums[m][n], a[m], b);
+  }
+}
+
+// The steps of a box from `begin` to `end`.
+template <typename Operand, bool kRounded, bool kAll, int kM, int kN>
+__device__ __forceinline__ void multiply_steps(const BoxStep* steps, int begin, int end,
+                                               uint32_t box, uint32_t channel_bytes,
+                                               uint32_t weights, float (&sums)[kM][kN][4]) {
+  weights += begin * kN * 256;
+#pragma unroll 1
+  for (int i = begin; i < end; ++i, weights += kN * 256) {
+    const BoxStep step = steps[i];
+    multiply_step<Operand, kRounded, kAll, kM, kN>(box + step.offset, channel_bytes, weights,
+                                                   step.tiles, sums);
+  }
+}
+
+// --- Add up and store ------------------------------------------------------------------------
+
+// Columns of the product from `begin` to `end` as rows of pixels.
+template <typename Operand, int kM, int kN>
+__device__ __forceinline__ void lay_down(const OverlapParams& p, int begin, int end, float* to,
+                                         const float (&sums)[kM][kN][4]) {
+  const int lane = threadIdx.x % 32;
+  to += lane / 4 * (kBytes<Operand> == 4 ? 2 : 1);
+#pragma unroll
+  for (int i = 0; i < 2 * kN; ++i) {
+    const int n = i / 2, e = i % 2, column = n * 8 + lane % 4 * 2 + e;
+    if (column < begin || column >= end) continue;
+    float* const at = to + (column - begin) * p.sum_pitch;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      if constexpr (kBytes<Operand> == 4) {
+        *reinterpret_cast<float2*>(at + 16 * m) = make_float2(sums[m][n][e], sums[m][n][e + 2]);
+      } else {
+        at[16 * m] = sums[m][n][e];
+        at[16 * m + 8] = sums[m][n][e + 2];
+      }
+    }
+  }
+}
+
+// The output rows of this warp's row of places: one for each sum.
+template <typename Operand>
+__device__ __forceinline__ void list_outputs(const OverlapParams& p, const Shared& shared,
+                                             int group, const Unit& unit, int row) {
+  using Element = typename Operand::Element;
+  for (int i = threadIdx.x % 32; i < p.sums; i += 32) {
+    const OverlapSum& sum = p.sum[i];
+    const int z = (unit.z + p.first_z) * p.stride_z + sum.z - p.padding_z;
+    const int y = (row + p.first_y) * p.stride_y + sum.y - p.padding_y;
+    const bool exists = row < p.count_y && z >= 0 && z < p.out_d && y >= 0 && y < p.out_h;
+    OutputRow at{-1, sum.line < 0 ? -1 : sum.line * p.sum_pitch, 0.f, 0};
+    if (exists) {
+      at.offset = static_cast<int>(sum.channel * p.out_plane + (z * p.out_h + y) * p.out_w);
+    }
+    if (p.bias != nullptr) {
+      at.bias = Operand::to_float(
+          static_cast<const Element*>(p.bias)[group * p.out_channels + sum.channel]);
+    }
+    shared.outputs[i] = at;
+  }
+}
+
+// What the taps of a phase of the width have for an output, added to `sum`. With kTaps a phase has
+// so many or one less, else up to p.most_taps.
+template <int kTaps>
+__device__ __forceinline__ float added(const OverlapParams& p, const float* at, int taps,
+                                       float sum) {
+  if constexpr (kTaps > 0) {
+#pragma unroll
+    for (int tap = 0; tap < kTaps; ++tap, at += p.tap_pitch) {
+      if (tap < kTaps - 1 || taps == kTaps) sum += *at;
+    }
+  } else {
+#pragma unroll 1
+    for (int tap = 0; tap < p.most_taps; ++tap, at += p.tap_pitch) {
+      if (tap < taps) sum += *at;
+    }
+  }
+  return sum;
+}
+
+// Outputs of the sums from `begin` to `end`. A lane has kTogether of a row at a time, so that what
+// all rows have in common is found out once, and what a row needs is read once.
+template <typename Operand, int kTaps>
+__device__ __forceinline__ void add_up(const OverlapParams& p, const Shared& shared, int place,
+                                       int begin, int end, typename Operand::Element* image) {
+  constexpr int kTogether = 4;
+  const int first = place * p.stride_x - p.padding_x;
+  const int last = min(first + p.valid * p.stride_x, p.out_w);
+  for (int o = max(first, 0) + threadIdx.x % 32; o < last; o += 32 * kTogether) {
+    const float* from[kTogether];
+    int taps[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      int column = min(o + 32 * i, last - 1) - first;
+      const OverlapPhase& phase = p.phase[split_off(column, p.by_stride_x, p.stride_x)];
+      from[i] = shared.sums + column - p.low_x + phase.place;
+      taps[i] = phase.taps;
+    }
+    typename Operand::Element* const to = image + o;
+#pragma unroll 1
+    for (int s = begin; s < end; ++s) {
+      const OutputRow row = shared.outputs[s];
+      if (row.offset < 0) continue;
+      float sums[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        sums[i] = row.sums < 0 ? row.bias : added<kTaps>(p, from[i] + row.sums, taps[i], row.bias);
+      }
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        if (o + 32 * i < last) to[row.offset + 32 * i] = Operand::from_float(sums[i]);
+      }
+    }
+  }
+}
+
+template <typename Operand, int kM, int kN>
+__device__ __forceinline__ void store_unit(const OverlapParams& p, const Shared& shared, int group,
+                                           const Unit& unit, const Warp& warp,
+                                           float (&sums)[kM][kN][4]) {
+  using Element = typename Operand::Element;
+  const int place = unit.column(p) + warp.x * p.valid - p.low_x;  // the first
+  const int64_t before = (static_cast<int64_t>(unit.image) * p.groups + group) * p.out_channels;
+  Element* const image = static_cast<Element*>(p.y) + before * p.out_plane;
+  list_outputs<Operand>(p, shared, group, unit, unit.y + warp.y);
+  for (int begin = 0; begin < p.sums; begin += p.together) {
+    const int end = min(begin + p.together, p.sums), column = p.sum[begin].column;
+    if (column >= 0) {
+      lay_down<Operand, kM, kN>(p, column, column + p.sum_rows, shared.sums, sums);
+    }
+    __syncwarp();
+    switch (p.even_taps) {
+      case 1:
+        add_up<Operand, 1>(p, shared, place, begin, end, image);
+        break;
+      case 2:
+        add_up<Operand, 2>(p, shared, place, begin, end, image);
+        break;
+      case 3:
+        add_up<Operand, 3>(p, shared, place, begin, end, image);
+        break;
+      default:
+        add_up<Operand, 0>(p, shared, place, begin, end, image);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < kM * kN * 4; ++i) sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
+}
+
+// --- The kernel ------------------------------------------------------------------------------
+
+template <typename Operand, bool kBoxes, int kM, int kN>
+__global__ void __launch_bounds__(kOverlapThreads, 2)
+    overlap_fprop_kernel(const __grid_constant__ OverlapParams p,
+                         const __grid_constant__ OverlapBoxes boxes) {
+  const Shared shared(p, shared_memory());
+  int group = blockIdx.x;
+  const int share = split_off(group, p.by_shares, p.shares);
+  const int first = share * p.each + min(share, p.more), units = p.each + (share < p.more);
+  if constexpr (kBoxes) {
+#if UPCONV_OVERLAP_TMA
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < p.stages; ++i) mma_ptx::barrier_init(shared.barriers + 8 * i, 1);
+      mma_ptx::barrier_init_fence();
+    }
+#endif
+  } else {
+    list_box(p, shared.lines);
+  }
+  list_steps<Operand>(p, shared, 8 * kN);
+  __syncthreads();
+
+  const int total = units * p.chunks;
+  Unit next(p, first), now = next;
+  int next_chunk = 0, next_slot = 0;
+  const auto load = [&](int index) {
+    if (index < total) {
+      load_box<kBoxes, Operand>(p, boxes, shared, group, next, next_chunk, next_slot);
+      if (++next_chunk == p.chunks) next_chunk = 0, next.advance(p);
+    } else if (!kBoxes) {
+      mma_ptx::copy_async_commit();  // what is waited for are numbers of commits
+    }
+    if (++next_slot == p.stages) next_slot = 0;
+  };
+  for (int i = 0; i < p.stages - 1; ++i) load(i);
+  pack_weights<Operand, kN>(p, shared, group);  // while the first boxes are on their way
+
+  float sums[kM][kN][4] = {};
+  const Warp warp(p);
+  const uint32_t pixels = mma_ptx::shared_address(shared.boxes) + lane_place<Operand>(p, warp);
+  const uint32_t weights = mma_ptx::shared_address(shared.weights) + threadIdx.x % 32 * 8;
+  const uint32_t channel_bytes = p.pitch * kBytes<Operand>;
+  const int steps = p.shifts * p.steps, steps_all = p.shifts_all * p.steps;
+  int chunk = 0, slot = 0;
+  uint32_t parity = 0;
+  for (int index = 0; index < total; ++index) {
+    wait_for_box<kBoxes>(p, shared, slot, parity);
+    load(index + p.stages - 1);
+    const uint32_t box = pixels + slot * p.box_bytes, packed = weights + chunk * steps * kN * 256;
+    multiply_steps<Operand, kBoxes, true>(shared.steps, 0, steps_all, box, channel_bytes, packed,
+                                          sums);
+    multiply_steps<Operand, kBoxes, false>(shared.steps, steps_all, steps, box, channel_bytes,
+                                           packed, sums);
+    if (++slot == p.stages) slot = 0, parity ^= 1;
+    if (++chunk < p.chunks) continue;
+    chunk = 0;
+    store_unit<Operand, kM, kN>(p, shared, group, now, warp, sums);
+    now.advance(p);
+  }
+}
+
+}  // namespace upconv::overlap

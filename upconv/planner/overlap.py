@@ -1,0 +1,513 @@
+"""The mma.sync kernel for few output channels: when it may serve, how it is divided, its cost.
+
+csrc/cuda/overlap_fprop.cuh tells the idea. Columns of the product are *sums* (an output channel
+with a phase of depth and height) times the taps of the width; those of neighbouring pixels are then
+added up to outputs. Places, phases and shifts are numbered from `output + padding` on: place b and
+phase r of a dimension are output b * stride + r - padding, and a tap k of the phase meets input
+b + (r - k * dilation) / stride, which is never to the right of b.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import gcd, prod
+
+from . import gather
+from .candidate import Candidate, Refusal
+from .gather import three
+from .problem import Hardware, Problem
+
+KERNEL = "overlap_fprop"
+
+BOX_TILES = ((4, 1), (4, 2), (4, 3), (4, 4), (2, 4), (2, 8))
+COPY_TILES = ((4, 2), (4, 4), (2, 8))
+SPLIT_TILES = ((4, 1), (2, 2), (2, 4))
+"""Pixels in 16s and columns in 8s of a warp: where the TMA brings boxes, where copies do, and where
+float32 must not be rounded. The kernel is compiled for these."""
+MOST_COLUMNS = 64
+BOXES_FROM = (9, 0)
+"""Compute capability that has the TMA."""
+MOST_BOX = 256
+"""Of a box, along each dimension."""
+WARPS = (4, 8)
+STAGES, BOX_STAGES = (2, 3), (2, 3, 4, 6)
+STEPS = (1, 2, 4)
+MOST_SHIFTS = MOST_SUMS = MOST_PHASES = 64
+MOST_WEIGHTS = 96 * 1024
+"""Bytes of a group's weights in shared memory."""
+REGISTERS = 128
+"""Of a thread."""
+
+LAUNCH_MICROSECONDS = 4.0
+SETUP_CYCLES = 4000.0
+WEIGHTS_TOGETHER, WEIGHT_CYCLES = 8, 1000.0
+"""Words of weights that a thread has on their way at a time, and until these have come."""
+PRODUCT_CYCLES = 1.5
+"""Of a multiprocessor, for one mma.sync of 16 rows."""
+COPY, ROW_COPY = 4.8, 11.6
+"""Instructions of a warp for one copy of all its lanes, and for each row that these are of."""
+BOX_INSTRUCTIONS, UNIT_INSTRUCTIONS = 40.0, 150.0
+ADD, ADD_TAP = 8.0, 3.0
+"""Of an output, and of each tap of the width that it has."""
+ISSUE = 0.5
+"""Share of the issue slots that are used."""
+BOX_CYCLES = 250.0
+"""Of every box: the barrier, and what of its copies nothing hides."""
+STAGED_BYTES = 24.0
+"""A cycle and multiprocessor, from the second-level cache."""
+UNHIDDEN = 0.3
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension: of each phase its taps as (tap, shift), and the places that have outputs."""
+
+    phases: tuple[tuple[tuple[int, int], ...], ...]
+    first: int
+    count: int
+
+    @property
+    def low(self) -> int:
+        return min(shift for taps in self.phases for _, shift in taps)
+
+
+def axis(size: int, kernel: int, stride: int, padding: int, out: int, dilation: int) -> Axis:
+    phases = tuple(
+        tuple(
+            (tap, (phase - tap * dilation) // stride)
+            for tap in range(kernel)
+            if (phase - tap * dilation) % stride == 0
+        )
+        for phase in range(stride)
+    )
+    first = padding // stride
+    return Axis(phases, first, (out - 1 + padding) // stride - first + 1)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An output channel with a phase of depth and height; its first column, -1: it has no taps."""
+
+    channel: int
+    z: int
+    y: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Input rows that places meet, and the tiles of 8 columns with a tap there, as bits."""
+
+    z: int
+    y: int
+    tiles: int
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of the product are used. Shifts that concern all tiles come first."""
+
+    sums: tuple[Sum, ...]
+    shifts: tuple[Shift, ...]
+    tiles: int
+
+    @property
+    def shifts_all(self) -> int:
+        return sum(shift.tiles == (1 << self.tiles) - 1 for shift in self.shifts)
+
+
+def axes_of(problem: Problem) -> tuple[Axis, Axis, Axis]:
+    """Depth, height and width."""
+    lists = (problem.in_size, problem.kernel, problem.stride, problem.padding, problem.out_size)
+    full = [
+        three(v, a) for v, a in zip((*lists, problem.dilation), (1, 1, 1, 0, 1, 1), strict=True)
+    ]
+    z, y, x = (axis(*each) for each in zip(*full, strict=True))
+    return z, y, x
+
+
+def columns_of(problem: Problem) -> Columns:
+    """Sums that meet the same shifts share tiles, so that no weight of zero meets a number."""
+    z, y, _ = axes_of(problem)
+    classes: dict[tuple[tuple[int, int], ...], list[tuple[int, int, int]]] = {}
+    for pz, py in product(range(len(z.phases)), range(len(y.phases))):
+        met = product((s for _, s in z.phases[pz]), (s for _, s in y.phases[py]))
+        members = classes.setdefault(tuple(sorted(met)), [])
+        members += [(c, pz, py) for c in range(problem.out_channels // problem.groups)]
+    sums: list[Sum] = []
+    masks: dict[tuple[int, int], int] = {}
+    column, taps = 0, problem.kernel[-1]
+    for shifts, members in sorted(classes.items(), key=lambda item: -len(item[0])):
+        first = column
+        for index, member in enumerate(members):
+            sums.append(Sum(*member, first + index * taps if shifts else -1))
+        if shifts:
+            column += -(-len(members) * taps // 8) * 8
+        for shift in shifts:
+            masks[shift] = masks.get(shift, 0) | (1 << column // 8) - (1 << first // 8)
+    every = (1 << column // 8) - 1
+    order = sorted(masks, key=lambda shift: (masks[shift] != every, shift))
+    return Columns(tuple(sums), tuple(Shift(*s, masks[s]) for s in order), column // 8)
+
+
+@dataclass(frozen=True)
+class Division:
+    """A way to divide the work."""
+
+    problem: Problem
+    columns: Columns
+    axes: tuple[Axis, Axis, Axis]
+    boxes: bool
+    tiles_m: int
+    tiles_n: int
+    warps: int
+    warps_x: int
+    stages: int
+    steps: int
+    together: int
+    hardware: Hardware
+
+    # --- one warp
+
+    @property
+    def element(self) -> int:
+        return self.problem.element_bytes
+
+    @property
+    def pixels(self) -> int:
+        return 16 * self.tiles_m
+
+    @property
+    def valid(self) -> int:
+        """Places whose taps are all among a warp's pixels, in whole copies of 16 bytes."""
+        each = 16 // self.element
+        return (self.pixels + self.axes[2].low) // each * each
+
+    @property
+    def channels(self) -> int:
+        """Of a box."""
+        return self.steps * 32 // self.element
+
+    @property
+    def chunks(self) -> int:
+        return -(-(self.problem.in_channels // self.problem.groups) // self.channels)
+
+    @property
+    def sum_pitch(self) -> int:
+        """Floats; what is written together lies on different banks."""
+        return self.pixels + 4
+
+    @cached_property
+    def lines(self) -> tuple[int, ...]:
+        """Of each sum, where it lies among the columns that are laid down together."""
+        columns = [s.column for s in self.columns.sums]
+        firsts = [columns[i - i % self.together] for i in range(len(columns))]
+        return tuple(c if c < 0 else c - f for c, f in zip(columns, firsts, strict=True))
+
+    @property
+    def sum_rows(self) -> int:
+        """Columns of the product that a warp lays down at a time."""
+        return max(max(self.lines) + self.problem.kernel[-1], 1)
+
+    # --- a block
+
+    @property
+    def block_rows(self) -> int:
+        return self.warps // self.warps_x
+
+    @property
+    def box_rows(self) -> int:
+        return self.block_rows - self.axes[1].low
+
+    @property
+    def planes(self) -> int:
+        return 1 - self.axes[0].low
+
+    @property
+    def box_columns(self) -> int:
+        return (self.warps_x - 1) * self.valid + self.pixels
+
+    @property
+    def pitch(self) -> int:
+        """Elements; the rows that a load meets lie on different banks."""
+        if self.element == 2:
+            return gather.pitch(self.box_columns, 2, 32, 16)
+        return gather.pitch(self.box_columns, 4, 64, 32)
+
+    @property
+    def box_lines(self) -> int:
+        return self.planes * self.box_rows * self.channels
+
+    @property
+    def box_bytes(self) -> int:
+        return -(-self.box_lines * self.pitch * self.element // 128) * 128
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.chunks * len(self.columns.shifts) * self.steps * self.tiles_n * 256
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        sums = self.warps * (self.sum_rows * self.sum_pitch * 4 + 16 * len(self.columns.sums))
+        tables = 8 * (
+            len(self.columns.shifts) * self.steps + self.stages + (not self.boxes) * self.box_lines
+        )
+        return self.stages * self.box_bytes + self.weight_bytes + sums + tables
+
+    # --- all blocks
+
+    @property
+    def first_x(self) -> int:
+        """The first tile's first column, from which copies of 16 bytes begin."""
+        each = 16 // self.element
+        return (self.axes[2].first + self.axes[2].low) // each * each
+
+    @property
+    def tiles_x(self) -> int:
+        x = self.axes[2]
+        places = x.first + x.count - (self.first_x - x.low)
+        return -(-places // (self.valid * self.warps_x))
+
+    @cached_property
+    def units(self) -> int:
+        z, y, _ = self.axes
+        return self.problem.batch * z.count * -(-y.count // self.block_rows) * self.tiles_x
+
+    @cached_property
+    def blocks_held(self) -> int:
+        """Blocks that a multiprocessor holds."""
+        by_memory = gather.SHARED_BYTES // (self.shared_bytes + 1024)
+        return max(1, min(by_memory, 65536 // (REGISTERS * 32 * self.warps)))
+
+    @cached_property
+    def shares(self) -> int:
+        """Blocks of a group: one wave."""
+        places = self.hardware.multiprocessors * self.blocks_held
+        return max(1, min(-(-places // self.problem.groups), self.units))
+
+    # --- the cost
+
+    @cached_property
+    def products(self) -> int:
+        """Of a warp, for one step of K over all shifts."""
+        used = sum(bin(shift.tiles).count("1") for shift in self.columns.shifts)
+        return used * self.tiles_m
+
+    @cached_property
+    def cycles(self) -> tuple[float, float, float]:
+        """Of one unit on a multiprocessor: instructions, products, and copies."""
+        m, n, shifts, strict = self.tiles_m, self.tiles_n, self.columns.shifts, self.problem.strict
+        loads = 2 * m if self.element == 4 else m
+        prepare = 4 * m * (3 if strict else 2 * (not self.boxes)) * (self.element == 4)
+        used = self.products / m
+        step = len(shifts) * (loads + prepare + 8) + used * (2 + m * (7 if strict else 1))
+        step += (len(shifts) - self.columns.shifts_all) * 2 * n
+        box = BOX_INSTRUCTIONS
+        if not self.boxes:
+            width = self.problem.in_size[-1]
+            passes, copies = gather.copies(self.box_lines, self.box_columns, width, self.element)
+            box += (copies * COPY + passes * ROW_COPY) / self.warps
+        taps = max(len(phase) for phase in self.axes[2].phases)
+        outputs = -(-self.valid * self.problem.stride[-1] // 32)
+        each = ADD + ADD_TAP * taps + (taps > 3) * taps
+        adding = outputs * (20 + len(self.columns.sums) * each)
+        laid = 2 * n * (4 + m * (1 if self.element == 4 else 2))
+        warp = self.chunks * (self.steps * step + box) + adding + laid + UNIT_INSTRUCTIONS
+        products = self.chunks * self.steps * self.products * (3 if strict else 1)
+        return (
+            self.warps * warp / 4 / ISSUE,
+            self.warps * products * PRODUCT_CYCLES,
+            self.chunks * self.box_lines * self.pitch * self.element / STAGED_BYTES,
+        )
+
+    @cached_property
+    def microseconds(self) -> float:
+        times = sorted(self.cycles)
+        unit = times[2] + UNHIDDEN * (times[0] + times[1])
+        blocks = self.shares * self.problem.groups
+        places = self.hardware.multiprocessors * self.blocks_held
+        held = min(self.blocks_held, -(-blocks // self.hardware.multiprocessors))
+        waves = -(-blocks // places)
+        longest = -(-self.units // self.shares)
+        rounds = self.weight_bytes / 4 / (32 * self.warps * WEIGHTS_TOGETHER)
+        setup = SETUP_CYCLES + WEIGHT_CYCLES * rounds
+        lone = unit * held + self.chunks * BOX_CYCLES
+        busy = waves * (longest * lone + setup)
+        memory = self.problem.bytes / (gather.DRAM_BYTES * self.hardware.multiprocessors)
+        whole = max(busy, memory) + UNHIDDEN * min(busy, memory)
+        return whole / gather.CLOCK_MHZ + LAUNCH_MICROSECONDS
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        sums = sum(s.column >= 0 for s in self.columns.sums)
+        return (
+            f"{sums} sums (output channels, phases of depth and height) x"
+            f" {self.problem.kernel[-1]} taps of the width in {8 * self.tiles_n} columns; a warp"
+            f" has {self.pixels} pixels, of which {self.valid} are complete",
+            f"{self.shares * self.problem.groups} blocks of {self.block_rows} rows x"
+            f" {self.warps_x} warps, {self.stages} boxes of {self.channels} channels by"
+            f" {'TMA' if self.boxes else 'copies'}, {self.shared_bytes / 1024:.3g} KiB of shared"
+            " memory",
+        )
+
+
+def legality(problem: Problem, hardware: Hardware) -> str | None:
+    """Why the kernel cannot serve, or None."""
+    if hardware.kind != "cuda":
+        return "needs a CUDA GPU"
+    if hardware.capability < gather.OLDEST:
+        major, minor = hardware.capability
+        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
+    if problem.dtype not in gather.TYPES:
+        return f"has no {problem.dtype} form"
+    if problem.channels_last:
+        return "covers the contiguous layout only"
+    if problem.batch == 0 or min(problem.out_size) <= 0 or min(problem.in_size) <= 0:
+        return "nothing to compute"
+    each = problem.out_channels // problem.groups
+    stride = three(problem.stride, 1)
+    columns = each * stride[0] * stride[1] * problem.kernel[-1]
+    if columns > 4 * MOST_COLUMNS or each * stride[0] * stride[1] > MOST_SUMS:
+        return f"{columns} output channels x phases x taps of the width: for other kernels"
+    if stride[2] > MOST_PHASES:
+        return f"stride {stride[2]} of the width: covers up to {MOST_PHASES}"
+    channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
+    planes = (channels[0] + 1) * prod(problem.in_size), (channels[1] + 1) * prod(problem.out_size)
+    if max(planes) >= 1 << 31:
+        return "the channels of a group have 2^31 elements or more"
+    widest = max(n * s + k * d + p for n, k, s, p, _, d in problem.dimensions)
+    places = problem.batch * prod(problem.out_size) + prod(problem.padding)
+    if max(widest, places, prod(problem.kernel) * channels[1] * channels[0]) >= 1 << 30:
+        return "2^30 outputs or taps, or more"
+    return None
+
+
+def by_boxes(problem: Problem, hardware: Hardware) -> bool:
+    """Can the TMA bring the input? Rows must begin on 16 bytes."""
+    whole = problem.in_size[-1] * problem.element_bytes % 16 == 0
+    return whole and hardware.capability >= BOXES_FROM
+
+
+def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
+    """Every way to divide the work that is worth a look."""
+    columns, axes, boxes = columns_of(problem), axes_of(problem), by_boxes(problem, hardware)
+    if len(columns.shifts) > MOST_SHIFTS:
+        return
+    tiles: tuple[tuple[int, int], ...] = BOX_TILES if boxes else COPY_TILES
+    if problem.strict:
+        tiles = SPLIT_TILES if boxes else ()
+    fitting = [(m, n) for m, n in tiles if n >= columns.tiles]
+    least = min((n for _, n in fitting), default=0)
+    sums = len(columns.sums)
+    togethers = sorted({sums, -(-sums // 2), -(-sums // 4)})
+    for m, n in fitting:
+        if n > least and m >= 4:
+            continue
+        for warps, stages, steps, together in product(
+            WARPS, BOX_STAGES if boxes else STAGES, STEPS, togethers
+        ):
+            for warps_x in (1, 2, 4, 8):
+                if warps_x > warps:
+                    continue
+                numbers = m, n, warps, warps_x, stages, steps, together
+                way = Division(problem, columns, axes, boxes, *numbers, hardware)
+                if legal(way):
+                    yield way
+
+
+def legal(way: Division) -> bool:
+    channels = way.problem.in_channels // way.problem.groups
+    places = len(way.columns.shifts) * way.tiles_n * 8
+    return (
+        way.valid > 0
+        and (way.steps == 1 or channels > way.channels // 2)
+        and (way.block_rows == 1 or way.block_rows < 2 * way.axes[1].count)
+        and way.weight_bytes <= MOST_WEIGHTS
+        and way.shared_bytes <= min(way.hardware.shared_memory, gather.SHARED_BYTES - 1024)
+        and places <= way.warps * way.sum_rows * way.sum_pitch
+        and max(way.box_rows, way.planes) < gather.FARTHEST
+        and way.channels * prod(way.problem.in_size) < 1 << 31
+        and (not way.boxes or max(way.pitch, way.box_rows, way.planes) <= MOST_BOX)
+    )
+
+
+def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    reason = legality(problem, hardware)
+    if reason:
+        return Refusal(KERNEL, reason)
+    if problem.strict and not by_boxes(problem, hardware):
+        return Refusal(KERNEL, "float32 that must not be rounded needs rows that begin on 16 bytes")
+    best = min(divisions(problem, hardware), key=lambda way: way.microseconds, default=None)
+    if best is None:
+        columns = 8 * columns_of(problem).tiles
+        return Refusal(KERNEL, f"{columns} columns of products, or weights and boxes: too many")
+    return Candidate(KERNEL, best.microseconds, record(best), best.notes)
+
+
+def scalar_fields(way: Division) -> dict[str, int]:
+    """The scalars of csrc/cuda/overlap_params.h by name, in its order."""
+    problem, (z, y, x) = way.problem, way.axes
+    dilation = three(problem.dilation, 1)
+    common = gather.common_fields(problem)
+    del common["padding_x"], common["dilation_x"]
+    apart = gcd(problem.stride[-1], problem.dilation[-1])
+    return {
+        "type": gather.SPLIT if problem.strict else gather.TYPES[problem.dtype],
+        "boxes": int(way.boxes),
+        "tiles_m": way.tiles_m,
+        "tiles_n": way.tiles_n,
+        "warps": way.warps,
+        "warps_x": way.warps_x,
+        "stages": way.stages,
+        "steps": way.steps,
+        "together": way.together,
+        **common,
+        **{f"padding_{n}": v for n, v in zip("zyx", three(problem.padding, 0), strict=True)},
+        "dilation_z": dilation[0],
+        "dilation_y": dilation[1],
+        "low_z": z.low,
+        "planes": way.planes,
+        "low_y": y.low,
+        "box_rows": way.box_rows,
+        "low_x": x.low,
+        "box_columns": way.box_columns,
+        "pitch": way.pitch,
+        "vector": gather.copy_bytes(problem.in_size[-1], problem.element_bytes),
+        "first_z": z.first,
+        "count_z": z.count,
+        "first_y": y.first,
+        "count_y": y.count,
+        "first_x": way.first_x,
+        "tiles_x": way.tiles_x,
+        "valid": way.valid,
+        "sum_pitch": way.sum_pitch,
+        "sum_rows": way.sum_rows,
+        "tap_pitch": problem.stride[-1] // apart * way.sum_pitch - problem.dilation[-1] // apart,
+        "most_taps": max(len(phase) for phase in x.phases),
+        "box_bytes": way.box_bytes,
+        "weight_bytes": way.weight_bytes,
+        "shared_bytes": way.shared_bytes,
+        "shares": way.shares,
+        "shifts": len(way.columns.shifts),
+        "shifts_all": way.columns.shifts_all,
+        "sums": len(way.columns.sums),
+        "phases": len(x.phases),
+    }
+
+
+def record(way: Division) -> tuple[int, ...]:
+    """The plan as integers, in the order of csrc/cuda/overlap_params.h."""
+    shifts = [value for s in way.columns.shifts for value in (s.z, s.y, s.tiles)]
+    sums = [
+        value
+        for s, line in zip(way.columns.sums, way.lines, strict=True)
+        for value in (s.channel, s.z, s.y, s.column, line)
+    ]
+    phases = []
+    for taps in way.axes[2].phases:
+        place = taps[0][0] * way.sum_pitch + taps[0][1] if taps else 0
+        phases += [place, len(taps)]
+    return (*scalar_fields(way).values(), *shifts, *sums, *phases)
