@@ -65,7 +65,7 @@ CONSTANTS = (
     *("BOX_CYCLES",),
     *("STAGED_BYTES", "UNHIDDEN"),
 )
-MOST = 24
+MOST = 32
 
 
 def problems() -> Iterator[Problem]:

@@ -2,9 +2,9 @@
 
 csrc/cuda/overlap_fprop.cuh tells the idea. Columns of the product are *sums* (an output channel
 with a phase of depth and height) times the taps of the width; those of neighbouring pixels are then
-added up to outputs. Places, phases and shifts are numbered from `output + padding` on: place b and
-phase r of a dimension are output b * stride + r - padding, and a tap k of the phase meets input
-b + (r - k * dilation) / stride, which is never to the right of b.
+added up to outputs. Place b and phase r of the width are output b * stride + r, in depth and height output
+b * stride + r - padding: there no two phases share a store, and as many as can be meet the same
+inputs. A tap k of a phase meets input b + shift.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PRODUCT_CYCLES = 1.5
 COPY, ROW_COPY = 4.8, 11.6
 """Instructions of a warp for one copy of all its lanes, and for each row that these are of."""
 BOX_INSTRUCTIONS, UNIT_INSTRUCTIONS = 40.0, 150.0
-ADD, ADD_TAP = 8.0, 3.0
+ADD, ADD_TAP = 8.0, 4.0
 """Of an output, and of each tap of the width that it has."""
 ISSUE = 0.5
 """Share of the issue slots that are used."""
@@ -70,21 +70,31 @@ class Axis:
     count: int
 
     @property
+    def shifts(self) -> list[int]:
+        return [shift for taps in self.phases for _, shift in taps]
+
+    @property
     def low(self) -> int:
-        return min(shift for taps in self.phases for _, shift in taps)
+        return min(self.shifts)
+
+    @property
+    def margin(self) -> int:
+        return max(self.shifts) - self.low
 
 
-def axis(size: int, kernel: int, stride: int, padding: int, out: int, dilation: int) -> Axis:
+def axis(kernel: int, stride: int, start: int, padding: int, out: int, dilation: int) -> Axis:
+    """Place 0 and phase 0 are output `-start`."""
+    ahead = padding - start
     phases = tuple(
         tuple(
-            (tap, (phase - tap * dilation) // stride)
+            (tap, (phase + ahead - tap * dilation) // stride)
             for tap in range(kernel)
-            if (phase - tap * dilation) % stride == 0
+            if (phase + ahead - tap * dilation) % stride == 0
         )
         for phase in range(stride)
     )
-    first = padding // stride
-    return Axis(phases, first, (out - 1 + padding) // stride - first + 1)
+    first = start // stride
+    return Axis(phases, first, (out - 1 + start) // stride - first + 1)
 
 
 @dataclass(frozen=True)
@@ -121,11 +131,11 @@ class Columns:
 
 def axes_of(problem: Problem) -> tuple[Axis, Axis, Axis]:
     """Depth, height and width."""
-    lists = (problem.in_size, problem.kernel, problem.stride, problem.padding, problem.out_size)
-    full = [
-        three(v, a) for v, a in zip((*lists, problem.dilation), (1, 1, 1, 0, 1, 1), strict=True)
-    ]
-    z, y, x = (axis(*each) for each in zip(*full, strict=True))
+    padding = three(problem.padding, 0)
+    starts = (*padding[:2], 0)
+    lists = [three(problem.kernel, 1), three(problem.stride, 1), starts, padding]
+    lists += [three(problem.out_size, 1), three(problem.dilation, 1)]
+    z, y, x = (axis(*each) for each in zip(*lists, strict=True))
     return z, y, x
 
 
@@ -184,7 +194,7 @@ class Division:
     def valid(self) -> int:
         """Places whose taps are all among a warp's pixels, in whole copies of 16 bytes."""
         each = 16 // self.element
-        return (self.pixels + self.axes[2].low) // each * each
+        return (self.pixels - self.axes[2].margin) // each * each
 
     @property
     def channels(self) -> int:
@@ -220,11 +230,11 @@ class Division:
 
     @property
     def box_rows(self) -> int:
-        return self.block_rows - self.axes[1].low
+        return self.block_rows + self.axes[1].margin
 
     @property
     def planes(self) -> int:
-        return 1 - self.axes[0].low
+        return 1 + self.axes[0].margin
 
     @property
     def box_columns(self) -> int:
@@ -263,13 +273,18 @@ class Division:
     def first_x(self) -> int:
         """The first tile's first column, from which copies of 16 bytes begin."""
         each = 16 // self.element
-        return (self.axes[2].first + self.axes[2].low) // each * each
+        return self.axes[2].low // each * each
 
     @property
     def tiles_x(self) -> int:
         x = self.axes[2]
-        places = x.first + x.count - (self.first_x - x.low)
-        return -(-places // (self.valid * self.warps_x))
+        return -(-(x.count + x.low - self.first_x) // (self.valid * self.warps_x))
+
+    @property
+    def store(self) -> int:
+        """Neighbouring outputs of a row that a lane stores at a time."""
+        stride, width = self.problem.stride[-1], self.problem.out_size[-1]
+        return next(n for n in (4, 2, 1) if stride % n == width % n == 0)
 
     @cached_property
     def units(self) -> int:
@@ -311,9 +326,9 @@ class Division:
             passes, copies = gather.copies(self.box_lines, self.box_columns, width, self.element)
             box += (copies * COPY + passes * ROW_COPY) / self.warps
         taps = max(len(phase) for phase in self.axes[2].phases)
-        outputs = -(-self.valid * self.problem.stride[-1] // 32)
-        each = ADD + ADD_TAP * taps + (taps > 3) * taps
-        adding = outputs * (20 + len(self.columns.sums) * each)
+        outputs = self.pixels // 32 * self.problem.stride[-1]
+        each = ADD / self.store + (ADD_TAP + (taps > 3) * 4) * taps
+        adding = len(self.columns.sums) * (15 + outputs * each)
         laid = 2 * n * (4 + m * (1 if self.element == 4 else 2))
         warp = self.chunks * (self.steps * step + box) + adding + laid + UNIT_INSTRUCTIONS
         products = self.chunks * self.steps * self.products * (3 if strict else 1)
@@ -487,6 +502,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
         "sum_rows": way.sum_rows,
         "tap_pitch": problem.stride[-1] // apart * way.sum_pitch - problem.dilation[-1] // apart,
         "most_taps": max(len(phase) for phase in x.phases),
+        "store": way.store,
         "box_bytes": way.box_bytes,
         "weight_bytes": way.weight_bytes,
         "shared_bytes": way.shared_bytes,
@@ -507,7 +523,8 @@ def record(way: Division) -> tuple[int, ...]:
         for value in (s.channel, s.z, s.y, s.column, line)
     ]
     phases = []
-    for taps in way.axes[2].phases:
-        place = taps[0][0] * way.sum_pitch + taps[0][1] if taps else 0
+    x = way.axes[2]
+    for taps in x.phases:
+        place = taps[0][0] * way.sum_pitch + taps[0][1] - x.low if taps else 0
         phases += [place, len(taps)]
     return (*scalar_fields(way).values(), *shifts, *sums, *phases)

@@ -6,8 +6,8 @@
 // channels x phases of depth and height x all taps of the width, and K is input channels x shifted
 // rows: no pixel is read at a second column, so that pixels are operands as they lie in the
 // contiguous layout. What the taps of the width have to say to an output is added up behind the
-// products, through shared memory: out[b * stride + phase - padding] is the sum over the phase's
-// taps of column (sum, tap) at pixel b + shift.
+// products, through shared memory: out[b * stride + phase] is the sum over the phase's taps of
+// column (sum, tap) at pixel b + shift.
 //
 // Pipeline: boxes of some channels (input rows x columns with margins, zeros outside) come into 2
 // or 3 slots, by TMA where rows begin on 16 bytes (one thread asks, float32 arrives rounded), else
@@ -399,57 +399,79 @@ __device__ __forceinline__ void list_outputs(const OverlapParams& p, const Share
 }
 
 // What the taps of a phase of the width have for an output, added to `sum`. With kTaps a phase has
-// so many or one less, else up to p.most_taps.
+// so many or one less, else any number.
 template <int kTaps>
-__device__ __forceinline__ float added(const OverlapParams& p, const float* at, int taps,
-                                       float sum) {
+__device__ __forceinline__ float added(const float* at, int tap_pitch, int taps, float sum) {
   if constexpr (kTaps > 0) {
 #pragma unroll
-    for (int tap = 0; tap < kTaps; ++tap, at += p.tap_pitch) {
-      if (tap < kTaps - 1 || taps == kTaps) sum += *at;
+    for (int tap = 0; tap < kTaps; ++tap) {
+      if (tap < kTaps - 1 || taps == kTaps) sum += at[tap * tap_pitch];
     }
   } else {
-#pragma unroll 1
-    for (int tap = 0; tap < p.most_taps; ++tap, at += p.tap_pitch) {
-      if (tap < taps) sum += *at;
-    }
+    for (int tap = 0; tap < taps; ++tap) sum += at[tap * tap_pitch];
   }
   return sum;
 }
 
-// Outputs of the sums from `begin` to `end`. A lane has kTogether of a row at a time, so that what
-// all rows have in common is found out once, and what a row needs is read once.
-template <typename Operand, int kTaps>
+template <typename Operand, int kCount>
+__device__ __forceinline__ void store_outputs(typename Operand::Element* to,
+                                              const float (&v)[kCount]) {
+  using Element = typename Operand::Element;
+  struct alignas(kCount * sizeof(Element)) Outputs {
+    Element each[kCount];
+  } outputs;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) outputs.each[i] = Operand::from_float(v[i]);
+  *reinterpret_cast<Outputs*>(to) = outputs;
+}
+
+// Outputs of the sums from `begin` to `end`: a lane has all phases of a place, kVector at a time,
+// so that which taps there are is the same for all lanes.
+template <typename Operand, int kM, int kVector, int kTaps>
 __device__ __forceinline__ void add_up(const OverlapParams& p, const Shared& shared, int place,
                                        int begin, int end, typename Operand::Element* image) {
-  constexpr int kTogether = 4;
-  const int first = place * p.stride_x - p.padding_x;
-  const int last = min(first + p.valid * p.stride_x, p.out_w);
-  for (int o = max(first, 0) + threadIdx.x % 32; o < last; o += 32 * kTogether) {
-    const float* from[kTogether];
-    int taps[kTogether];
+  constexpr int kPlaces = kM / 2;  // of a lane, 32 apart
+  const int lane = threadIdx.x % 32, tap_pitch = p.tap_pitch;
+  const int first = (place + lane) * p.stride_x;
+  for (int s = begin; s < end; ++s) {
+    const OutputRow row = shared.outputs[s];
+    if (row.offset < 0) continue;
+    typename Operand::Element* const to = image + row.offset + first;
+    const float* const from = shared.sums + row.sums + lane;
+    for (int phase = 0; phase < p.stride_x; phase += kVector) {
+      float sums[kPlaces][kVector];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      int column = min(o + 32 * i, last - 1) - first;
-      const OverlapPhase& phase = p.phase[split_off(column, p.by_stride_x, p.stride_x)];
-      from[i] = shared.sums + column - p.low_x + phase.place;
-      taps[i] = phase.taps;
-    }
-    typename Operand::Element* const to = image + o;
-#pragma unroll 1
-    for (int s = begin; s < end; ++s) {
-      const OutputRow row = shared.outputs[s];
-      if (row.offset < 0) continue;
-      float sums[kTogether];
+      for (int e = 0; e < kVector; ++e) {
+        const OverlapPhase& taps = p.phase[phase + e];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        sums[i] = row.sums < 0 ? row.bias : added<kTaps>(p, from[i] + row.sums, taps[i], row.bias);
+        for (int i = 0; i < kPlaces; ++i) {
+          const float* const at = from + taps.place + 32 * i;
+          sums[i][e] = row.sums < 0 ? row.bias : added<kTaps>(at, tap_pitch, taps.taps, row.bias);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        if (o + 32 * i < last) to[row.offset + 32 * i] = Operand::from_float(sums[i]);
+      for (int i = 0; i < kPlaces; ++i) {
+        const int column = first + 32 * i * p.stride_x + phase;
+        if (place + lane + 32 * i >= 0 && lane + 32 * i < p.valid && column < p.out_w) {
+          store_outputs<Operand, kVector>(to + (column - first), sums[i]);
+        }
       }
     }
+  }
+}
+
+template <typename Operand, int kM, int kVector>
+__device__ __forceinline__ void add_up_by(const OverlapParams& p, const Shared& shared, int place,
+                                          int begin, int end, typename Operand::Element* image) {
+  switch (p.even_taps) {
+    case 1:
+      return add_up<Operand, kM, kVector, 1>(p, shared, place, begin, end, image);
+    case 2:
+      return add_up<Operand, kM, kVector, 2>(p, shared, place, begin, end, image);
+    case 3:
+      return add_up<Operand, kM, kVector, 3>(p, shared, place, begin, end, image);
+    default:
+      return add_up<Operand, kM, kVector, 0>(p, shared, place, begin, end, image);
   }
 }
 
@@ -468,18 +490,15 @@ __device__ __forceinline__ void store_unit(const OverlapParams& p, const Shared&
       lay_down<Operand, kM, kN>(p, column, column + p.sum_rows, shared.sums, sums);
     }
     __syncwarp();
-    switch (p.even_taps) {
-      case 1:
-        add_up<Operand, 1>(p, shared, place, begin, end, image);
+    switch (p.store) {
+      case 4:
+        add_up_by<Operand, kM, 4>(p, shared, place, begin, end, image);
         break;
       case 2:
-        add_up<Operand, 2>(p, shared, place, begin, end, image);
-        break;
-      case 3:
-        add_up<Operand, 3>(p, shared, place, begin, end, image);
+        add_up_by<Operand, kM, 2>(p, shared, place, begin, end, image);
         break;
       default:
-        add_up<Operand, 0>(p, shared, place, begin, end, image);
+        add_up_by<Operand, kM, 1>(p, shared, place, begin, end, image);
     }
     __syncwarp();
   }

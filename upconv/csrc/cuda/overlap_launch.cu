@@ -30,11 +30,11 @@ bool complete(OverlapParams* plan) {
   const struct {
     int divisor;
     Divider* by;
-  } divisors[] = {
-      {p.warps_x, &p.by_warps_x},       {p.shares, &p.by_shares},        {p.tiles_x, &p.by_tiles_x},
-      {p.units_y, &p.by_units_y},       {p.count_z, &p.by_count_z},      {p.shifts, &p.by_shifts},
-      {p.kernel_x, &p.by_kernel_x},     {p.stride_x, &p.by_stride_x},    {p.box_rows, &p.by_rows},
-      {p.dilation_z, &p.by_dilation_z}, {p.dilation_y, &p.by_dilation_y}};
+  } divisors[] = {{p.warps_x, &p.by_warps_x},       {p.shares, &p.by_shares},
+                  {p.tiles_x, &p.by_tiles_x},       {p.units_y, &p.by_units_y},
+                  {p.count_z, &p.by_count_z},       {p.shifts, &p.by_shifts},
+                  {p.kernel_x, &p.by_kernel_x},     {p.box_rows, &p.by_rows},
+                  {p.dilation_z, &p.by_dilation_z}, {p.dilation_y, &p.by_dilation_y}};
   for (const auto& each : divisors) {
     if (each.divisor < 1) return false;
     *each.by = Divider(each.divisor);

@@ -21,8 +21,9 @@ constexpr int kOverlapPhases = 64;    // of the width
 #define UPCONV_OVERLAP_COPY_TILES(X) X(4, 2) X(4, 4) X(2, 8)
 #define UPCONV_OVERLAP_SPLIT_TILES(X) X(4, 1) X(2, 2) X(2, 4)
 
-// Scalars, all int. Channels are those of one group. A "place" b of a dimension has the outputs
-// b * stride + phase - padding, all of whose taps meet inputs b + shift.
+// Scalars, all int. Channels are those of one group. A "place" b has the outputs b * stride + phase
+// of a row, whose taps meet inputs b + shift; in depth and height, where no two phases share a
+// store, b * stride + phase - padding, so that as many phases as can be meet the same inputs.
 #define UPCONV_OVERLAP_FIELDS(X)                                                      \
   X(type)    /* 0 float32 as TF32, 1 bfloat16, 2 float16, 3 float32 as such */        \
   X(boxes)   /* 1: the TMA brings boxes; 0: copies */                                 \
@@ -73,6 +74,7 @@ constexpr int kOverlapPhases = 64;    // of the width
   X(sum_rows)  /* of a warp */                                                        \
   X(tap_pitch) /* floats from a tap to the next one of the same phase of the width */ \
   X(most_taps) /* of a phase of the width */                                          \
+  X(store)     /* outputs of a store: 1, 2 or 4 */                                    \
   X(box_bytes)                                                                        \
   X(weight_bytes)                                                                     \
   X(shared_bytes) /* of a block */                                                    \
