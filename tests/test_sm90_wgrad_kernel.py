@@ -16,7 +16,7 @@ import pytest
 import wgrad_on_cpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wgrad_references import any_plan, box_problems, expected, problems
+from wgrad_references import any_plan, box_problems, expected, odd_problems, problems
 
 from upconv.planner import Problem
 
@@ -60,6 +60,23 @@ def test_any_box_brings_grad_output(
     library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
 ) -> None:
     check(library, problem, any_plan(problem, multiprocessors, rng, boxes=True))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(odd_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_rows_may_begin_anywhere(
+    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
+) -> None:
+    check(library, problem, any_plan(problem, multiprocessors, rng, odd=True))
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(odd_problems(bias=True), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
+def test_the_gradient_of_the_bias_comes_with_odd_rows(
+    library: ctypes.CDLL, problem: Problem, multiprocessors: int, rng: Random
+) -> None:
+    record = any_plan(problem, multiprocessors, rng, bias=True, odd=True)
+    check(library, problem, record, bias=True)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

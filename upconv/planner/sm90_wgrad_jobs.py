@@ -62,8 +62,8 @@ class Form:
     stride: int
     """Of the width."""
     odd: int = 0
-    """16-bit rows begin anywhere, in mid-word too. 1: stride 1; 2 and 3: stride 2, where a plane has
-    both width phases, and the taps of a run are `apart` elements from each other."""
+    """Rows of 16 bits begin anywhere, in mid-word too. 1: stride 1; 2 and 3: stride 2, where planes
+    have both width phases, and the taps of a run are `apart` elements from each other."""
 
     @property
     def in_order(self) -> bool:
@@ -217,9 +217,7 @@ class Job:
         return max(place[1] + (run.count - 1) * apart for place, run in places if place)
 
 
-def chains(
-    found: list[tuple[int, int]], most: int, apart: int
-) -> Iterator[list[tuple[int, int]]]:
+def chains(found: list[tuple[int, int]], most: int, apart: int) -> Iterator[list[tuple[int, int]]]:
     """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together."""
     while found:
         length = 1

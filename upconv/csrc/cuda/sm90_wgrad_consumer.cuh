@@ -21,9 +21,10 @@ template <typename Operand, int N, int G, int T, bool kPairs, int kOdd, bool kBo
 struct Consumer {
   using Layout = Shape<Operand, kPairs, T>;
   using Read = std::conditional_t<kBoxed, Boxed<Operand>, Operand>;
-  using Runs = std::conditional_t<(kOdd > 0), OddWindow<T, kOdd>,
-                                  Window<Read, T, kPairs, Layout::kElement>>;
-  // Where a window begins: its address and skew. Of odd rows every row begins at a place of its own.
+  using Runs =
+      std::conditional_t<(kOdd > 0), OddWindow<T, kOdd>, Window<Read, T, kPairs, Layout::kElement>>;
+  // Where a window begins: its address and skew. Of odd rows every row begins at a place of its
+  // own.
   using Base = std::conditional_t<(kOdd > 0), OddBase, uint32_t>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
@@ -57,8 +58,8 @@ struct Consumer {
       const int later = run.channel % kRows / class_rows(p) * volume_points(p);
       uint32_t all = (later & (vector_points(p) - 1)) << 25;
       if constexpr (kOdd > 0) all = OddBase::later(p, row) << 25 | OddBase::later(p, row + 8) << 28;
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 |
-                             all);
+      place[g] =
+          ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 | all);
     }
   }
 

@@ -108,10 +108,10 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_wgrad(const WgradParams& p, cudaStream_t stream) {
-#define UPCONV_TRY(c, n, g, t, pair, rows)                                                 \
-  if constexpr (!rows || sizeof(typename Operand::Element) == 2)                           \
-    if (p.consumers == c && p.tile_n == n && p.groups == g && p.run == t &&                \
-        p.pairs == pair && p.odd == rows)                                                  \
+#define UPCONV_TRY(c, n, g, t, pair, rows)                                                     \
+  if constexpr (!rows || sizeof(typename Operand::Element) == 2)                               \
+    if (p.consumers == c && p.tile_n == n && p.groups == g && p.run == t && p.pairs == pair && \
+        p.odd == rows)                                                                         \
       return launch_wgrad_form<Operand, c, n, g, t, pair, rows>(p, stream);
   UPCONV_WGRAD_FORMS(UPCONV_TRY)
 #undef UPCONV_TRY

@@ -14,7 +14,8 @@ namespace upconv::wgrad {
 
 // --- Places ----------------------------------------------------------------------------------
 
-// The words with which the windows of both rows of a thread begin, and (lowest bit) with which half.
+// The words with which the windows of both rows of a thread begin, and (lowest bit) with which
+// half.
 struct OddBase {
   uint32_t low, high;
 
@@ -84,7 +85,7 @@ struct OddWindow {
       for (int half = 0; half < 2; ++half) {
         const uint32_t begin = half ? base.high : base.low;
         const bool odd = begin % 2;
-        uint32_t(*to)[4] = a[i / 2];
+        uint32_t (*to)[4] = a[i / 2];
         const int place = half + i % 2 * 2;
         if constexpr (kSpread == 1) {
           uint32_t w[kWords];

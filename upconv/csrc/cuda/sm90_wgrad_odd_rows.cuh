@@ -46,7 +46,9 @@ struct Edges {
   }
 
   // Where a stage's columns begin, for when its boxes have come. No copies need the planes' table.
-  __device__ __forceinline__ uint32_t column_at(int stage) const { return shared.planes + 4 * stage; }
+  __device__ __forceinline__ uint32_t column_at(int stage) const {
+    return shared.planes + 4 * stage;
+  }
 
   __device__ static __forceinline__ void clear(uint32_t at, uint32_t end) {
     while (at < end) {
@@ -88,13 +90,14 @@ struct Edges {
 template <typename Operand, int N, int T, int kOdd>
 struct OddProducer : Producer<Operand, N, false, T, kOdd> {
   using Base = Producer<Operand, N, false, T, kOdd>;
+  using Base::Base;
   using Base::job;
   using Base::p;
-  using Base::shared;
   using Base::share;
-  using Base::Base;
+  using Base::shared;
 
-  // Sends everything of the unit's i-th chunk on its way. `edged`: it is not to be read as it comes.
+  // Sends everything of the unit's i-th chunk on its way. `edged`: it is not to be read as it
+  // comes.
   template <bool kSlabs>
   __device__ __forceinline__ void start(const Edges& edges, const Slot& slot, const Unit& unit,
                                         int i, bool edged) const {

@@ -347,12 +347,12 @@ struct Producer {
     if (p.flat == 2) {
       column += (of_class * p.out_d + z) * p.out_h * row_points(p);
     }
-    ptx::store_shared(spots + kProducers * 16,
-                      uint4{static_cast<uint32_t>(column),
-                            static_cast<uint32_t>(p.flat == 2 ? beyond(z, p.out_d) : z),
-                            static_cast<uint32_t>(n),
-                            static_cast<uint32_t>(plane.channel >> log_classes) << 16 |
-                                static_cast<uint16_t>(plane.phase_y)});
+    ptx::store_shared(
+        spots + kProducers * 16,
+        uint4{static_cast<uint32_t>(column),
+              static_cast<uint32_t>(p.flat == 2 ? beyond(z, p.out_d) : z), static_cast<uint32_t>(n),
+              static_cast<uint32_t>(plane.channel >> log_classes) << 16 |
+                  static_cast<uint16_t>(plane.phase_y)});
   }
 
   // Which of one row (slice) a box has, where all follow each other as one: of odd rows, which may
