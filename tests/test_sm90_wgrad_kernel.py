@@ -87,6 +87,30 @@ def test_the_gradient_of_the_bias_comes_with_it(
     check(library, problem, any_plan(problem, multiprocessors, rng, bias=True), bias=True)
 
 
+@pytest.mark.parametrize(
+    ("size", "stride"), [((5, 24), 2), ((5, 13), 1), ((64,), 2), ((2, 3, 16), 2)]
+)
+def test_nothing_beside_an_odd_row_reaches_it(
+    library: ctypes.CDLL, size: tuple[int, ...], stride: int
+) -> None:
+    """Rows and channels follow each other as one: those beside a NaN know nothing of it."""
+    problem = Problem.of(2, 16, 64, size, 3, stride, 1, dtype="bfloat16", tf32=True)
+    problem = replace(problem, direction="grad_weight")
+    numbers = np.random.default_rng(1)
+    x = numbers.integers(-3, 4, (2, 16, *problem.in_size)).astype(np.float64)
+    gy = numbers.integers(-3, 4, (2, 64, *problem.out_size)).astype(np.float64)
+    spoilt = [0, 5, 17, 63]
+    gy[:, spoilt] = 0
+    wanted = expected(problem, x, gy)
+    gy[1, spoilt] = np.nan
+    record = any_plan(problem, 3, Random(0), odd=True)
+    gw, _ = wgrad_on_cpu.run(library, record, x, gy, wanted.size)
+    gw = gw.reshape(wanted.shape)
+    clean = [channel for channel in range(64) if channel not in spoilt]
+    np.testing.assert_allclose(gw[:, clean], wanted[:, clean], rtol=2**-8, atol=0)
+    assert np.isnan(gw[:, spoilt]).all()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("channels", [(400, 128), (512, 100)])
 def test_many_weights_are_written_in_rows(
