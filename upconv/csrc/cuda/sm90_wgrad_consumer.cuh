@@ -190,7 +190,8 @@ struct Consumer {
       if constexpr (kOdd > 0) {
         unsigned short late;
         ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
-        base[g] = OddBase(packed, stage * p.stage_bytes, eight, late);
+        base[g] = OddBase(p, packed, stage * p.stage_bytes, late,
+                          ptx::this_thread() % 4 * 4 * Runs::kSpread);
       } else {
         base[g] = even_base(packed, stage);
       }
@@ -203,6 +204,7 @@ struct Consumer {
       multiply<kTaps, 0>(base, eight, piece, tile + unit_at(here));
     }
   }
+
   // Where a unit of the input begins. Two units of 16-bit pixels share a slab of 128 bytes.
   __device__ __forceinline__ uint32_t unit_at(uint32_t unit) const {
     constexpr uint32_t kCopied = Layout::kVectors * Layout::vector_step(N);
@@ -214,7 +216,7 @@ struct Consumer {
 
   template <int kTaps>
   __device__ __forceinline__ void walk() {
-    const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
+    const uint32_t eight = kOdd ? 0 : ptx::pinned(8 * p.pitch * point_bytes(p));
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
       skip_extra_rows(from == share.first);

@@ -14,26 +14,34 @@ namespace upconv::wgrad {
 
 // --- Places ----------------------------------------------------------------------------------
 
-// The words with which the windows of both rows of a thread begin, and (lowest bit) with which
-// half.
+// The words with which the windows of both rows of a thread begin, and with which half, in one
+// register: the halves (1 bit each), the first row's address, and how far away the second's is.
 struct OddBase {
-  uint32_t low, high;
+  uint32_t packed;
 
   // How many elements later in its 16 bytes a row's class of channels begins than the first.
   __device__ static __forceinline__ int later(const WgradParams& p, int row) {
-    return row % kRows / class_rows(p) * p.out_volume & 7;
+    return row % kRows / class_rows(p) * (p.out_volume & 7) & 7;
   }
 
   OddBase() = default;
-  // `packed` as the consumers keep it: address and skew below, how much later above.
-  __device__ __forceinline__ OddBase(uint32_t packed, uint32_t stage, uint32_t eight,
-                                     uint32_t late) {
-    const uint32_t first = (packed & 0x3fffc) + stage, skew = packed & 1;
-    const uint32_t at = (late + (packed >> 25) & 7) + skew;
-    const uint32_t beside = (late + (packed >> 28) & 7) + skew;
-    low = first + at / 2 * 4 | at % 2;
-    high = first + eight + beside / 2 * 4 | beside % 2;
+  // `place` as the consumers keep it: address and skew below, how much later above. `lane`: what
+  // the thread's own pixels add.
+  __device__ __forceinline__ OddBase(const WgradParams& p, uint32_t place, uint32_t stage,
+                                     uint32_t late, uint32_t lane) {
+    const uint32_t skew = place & 1;
+    const uint32_t first = ((late + (place >> 25)) & 7) + skew;
+    const uint32_t second = ((late + (place >> 28)) & 7) + skew;
+    const uint32_t between = 4 * p.pitch + second / 2 - first / 2;  // words: rows g and g + 8
+    packed = ((place & 0x3fffc) + stage + lane + first / 2 * 4) | first % 2 | second % 2 << 1 |
+             between << 18;
   }
+
+  // Where the row begins, and whether with the upper half.
+  __device__ __forceinline__ uint32_t word(int half) const {
+    return (packed & 0x3fffc) + (half ? packed >> 18 << 2 : 0);
+  }
+  __device__ __forceinline__ bool upper(int half) const { return packed >> half & 1; }
 };
 
 // --- Windows ---------------------------------------------------------------------------------
@@ -78,20 +86,19 @@ struct OddWindow {
 
   __device__ __forceinline__ void load(OddBase base, Piece piece) {
     const int at[4] = {piece.x, piece.y, piece.z, piece.w};
-    const uint32_t lane = threadIdx.x % 4 * 4 * kSpread;
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint32_t begin = half ? base.high : base.low;
-        const bool odd = begin % 2;
+        base.packed = ptx::computed_here(base.packed);
+        const uint32_t begin = base.word(half);
+        const bool odd = base.upper(half);
         uint32_t (*to)[4] = a[i / 2];
         const int place = half + i % 2 * 2;
         if constexpr (kSpread == 1) {
           uint32_t w[kWords];
 #pragma unroll
-          for (int k = 0; k < kWords; ++k)
-            ptx::load_shared(w[k], (begin & ~3u) + lane + at[i] * 2 + 4 * k);
+          for (int k = 0; k < kWords; ++k) ptx::load_shared(w[k], begin + at[i] * 2 + 4 * k);
           take_one(to, place, w, odd);
         } else {
           // 8 bytes at a time, which four rows spread over all banks; single words of every second
@@ -100,7 +107,7 @@ struct OddWindow {
 #pragma unroll
           for (int k = 0; k <= kWords; k += 2) {
             uint2 two;
-            ptx::load_shared(two, (begin & ~7u) + lane + at[i] * 2 + 4 * k);
+            ptx::load_shared(two, (begin & ~7u) + at[i] * 2 + 4 * k);
             w[k] = two.x, w[k + 1] = two.y;
           }
 #pragma unroll
