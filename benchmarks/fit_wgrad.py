@@ -54,7 +54,7 @@ def layer_of(row: dict[str, Any]) -> Problem:
 
 
 def plan_of(row: dict[str, Any]) -> tuple[Form, Chunk]:
-    form = Form(*(row[field.name] for field in fields(Form)))
+    form = Form(**{field.name: row[field.name] for field in fields(Form) if field.name in row})
     return form, Chunk(*(row[field.name] for field in fields(Chunk)))
 
 

@@ -16,7 +16,7 @@ import pytest
 import wgrad_emulator as emulator
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from wgrad_references import any_plan, box_problems, expected, problems
+from wgrad_references import any_plan, box_problems, expected, odd_problems, problems
 
 from upconv.planner import (
     H200,
@@ -75,11 +75,27 @@ def test_every_kind_of_box_brings_grad_output(problem: Problem, rng: Random) -> 
     check_emulated(problem, any_plan(problem, 2, rng, boxes=True))
 
 
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(odd_problems(), st.randoms(use_true_random=False))
+def test_rows_that_begin_anywhere_come_as_they_lie_in_memory(problem: Problem, rng: Random) -> None:
+    problem = replace(problem, batch=min(problem.batch, 3), in_channels=8)
+    check_emulated(problem, any_plan(problem, 2, rng, odd=True))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(odd_problems(bias=True), st.randoms(use_true_random=False))
+def test_every_element_of_odd_rows_is_added_to_the_bias_once(problem: Problem, rng: Random) -> None:
+    check_bias(problem, any_plan(problem, 3, rng, bias=True, odd=True))
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(box_problems(), st.sampled_from([1, 3, 7]), st.randoms(use_true_random=False))
 def test_every_element_is_added_to_the_bias_once(problem: Problem, sms: int, rng: Random) -> None:
     problem = replace(problem, batch=min(problem.batch, 3))
-    params = any_plan(problem, sms, rng, bias=True)
+    check_bias(problem, any_plan(problem, sms, rng, bias=True))
+
+
+def check_bias(problem: Problem, params: tuple[int, ...]) -> None:
     gy = np.random.default_rng(0).standard_normal(
         (problem.batch, problem.out_channels, *problem.out_size)
     )
@@ -96,7 +112,8 @@ def test_every_plan_keeps_the_limits_of_the_kernel(
     problem = replace(problem, in_size=(2, h, w)[-problem.ndim :], batch=batch)
     assume(min(problem.out_size) > 0)
     plan = emulator.Plan(candidate(problem).params)
-    assert (plan.consumers, plan.tile_n, plan.groups, plan.run, plan.pairs) in FORMS
+    form = (plan.consumers, plan.tile_n, plan.groups, plan.run, plan.pairs, plan.odd)
+    assert form in FORMS
     vectors = emulator.UNIT * plan.element // 16
     pairs = plan.pairs and plan.element == 2
     pixels = plan.segment * plan.images
@@ -158,7 +175,7 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
     assert names == emulator.header_fields()
     text = (CUDA / "sm90_wgrad_launch.cuh").read_text()
     macro = text[text.index("#define UPCONV_WGRAD_FORMS") : text.index("template <typename")]
-    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+), (\d+)\)", macro)
+    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+), (\d+), (\d+)\)", macro)
     assert tuple(tuple(map(int, form)) for form in found) == FORMS
     for name in ("Jobs", "Planes", "Runs"):
         expected = getattr(sm90_wgrad_chunks, f"MAX_{name.upper()}")

@@ -56,6 +56,11 @@ class Plan:
         return self.element == 2 and not self.pairs
 
     @property
+    def apart(self) -> int:
+        """Points from one tap of a run to the next."""
+        return 2 if self.odd == 3 else 1
+
+    @property
     def single(self) -> bool:
         """Pairs with single taps."""
         return bool(self.pairs) and self.run == 1
@@ -112,7 +117,7 @@ def fill_input(plan: Plan, x: np.ndarray, where: tuple[int, int, int], channel: 
                 some = x[found[0], channel : channel + plan.tile_n, found[1], row, column + c + e]
                 values[: len(some)] = some
             vector, t = inside % vectors, inside // vectors
-            if plan.spread == 2:  # each half of the unit by itself
+            if plan.spread == 2 and not plan.odd:  # each half of the unit by itself
                 vector, t = inside // 16 * 4 + inside % 4, inside % 16 // 4
             if not plan.woven:
                 vector, t = inside // 4, inside % 4
@@ -202,6 +207,7 @@ def fill_boxes(
             # Of a class as one: the channels before it, in front.
             start = begin + (c % plan.classes) * plan.out_d * plan.out_h * line
             late = start * plan.point % 16 // plan.point
+            outside = not (0 <= y < plan.out_h and 0 <= z < plan.out_d)
             lates.add((late - later(plan, smem_row)) % (16 // plan.point))
             assert plan.flat or late == 0, "a box that does not begin on 16 bytes"
             place = i * plan.segment_pitch + smem_row * plan.pitch
@@ -214,9 +220,19 @@ def fill_boxes(
                     there = points[n, first : first + plan.classes].reshape(-1, tile.shape[1])
                 keep = [k for k in range(plan.filled) if 0 <= start - late + k < len(there)]
                 box[keep] = there[[start - late + k for k in keep]]
+            if plan.odd:
+                clear_edges(plan, box, column * plan.spread + plane["start"], late)
+                box[:] = 0 if outside else box
             tile[place : place + plan.filled] = box
     assert len(lates) == 1, "images and classes begin at places that the consumers do not expect"
     return lates.pop(), tile
+
+
+def clear_edges(plan: Plan, box: np.ndarray, column: int, late: int) -> None:
+    """What of a box lies beside its row, of which it begins with this column."""
+    end = late + plan.filled - 7
+    box[late : max(late, min(late - column, end))] = 0
+    box[max(late, late + plan.out_w - column) : end] = 0
 
 
 def channel_of_row(plan: Plan, row: int) -> int:
@@ -240,8 +256,11 @@ def multiply(
     pieces = plan.segment // 8
     first = run["channel"] % ROWS
     late, tile = plane
-    late = (late + later(plan, first)) % (16 // plan.point) if plan.flat else 0
     rows = (first + np.arange(WARP_ROWS)) * plan.pitch
+    if plan.odd:  # each row begins at a place of its own
+        rows += [(late + later(plan, first + row)) % 8 for row in range(WARP_ROWS)]
+        late, tap = 0, tap * plan.apart
+    late = (late + later(plan, first)) % (16 // plan.point) if plan.flat and not plan.odd else late
     steps, vectors = (4, 8) if plan.element == 4 else (2, 4)
     for unit in range(chunk.shape[0]):
         for t in range(4):
@@ -259,7 +278,7 @@ def multiply(
                             )
                             base = i * plan.segment_pitch + run["offset"] + run["skew"] + late
                             point = base + column * plan.spread
-                        elif plan.spread == 2:
+                        elif plan.spread == 2 and not plan.odd:
                             i, piece = divmod(4 * unit + 2 * h + t // 2, pieces)
                             base = i * plan.segment_pitch + piece * 16 + t % 2 * 8
                             base += run["offset"] + run["skew"] + late
@@ -276,7 +295,7 @@ def multiply(
                             b = chunk[unit, word // 4, :, word % 4, within]
                         elif plan.in_order:  # `t` counts pieces here, words inside them below
                             word, vector = 2 * (m % 2) + h, t
-                            point = base + 2 * word + e + tap
+                            point = base + (2 * word + e) * plan.spread + tap
                             b = chunk[unit, vector, :, word, e]
                         else:
                             b = chunk[unit, vector, :, t, e]
@@ -290,7 +309,7 @@ def run(record: tuple[int, ...], x: np.ndarray, gy: np.ndarray) -> np.ndarray:
     plan = Plan(record)
     gw = np.full((plan.in_channels, plan.out_channels, plan.taps), np.nan)
     banks = (8, 4) if plan.woven else (16, 8)
-    assert plan.together or plan.pitch % banks[0] == banks[1], "rows would share banks"
+    assert plan.together or plan.odd or plan.pitch % banks[0] == banks[1], "rows would share banks"
     assert plan.images * plan.segment_pitch <= plan.pitch or plan.copy == 0
     for job in plan.jobs:
         for block in range(plan.channel_blocks):

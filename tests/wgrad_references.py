@@ -67,16 +67,59 @@ def box_problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
+@st.composite
+def odd_problems(draw: st.DrawFn, bias: bool = False) -> Problem:
+    """16-bit layers whose rows of grad_output have an odd number of elements.
+
+    With `bias` many of them are such that it can be added up on the way.
+    """
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
+    stride = (*each(1, 3)[1:], draw(st.integers(1, 2)))
+    kernel = (*each(1, 3)[1:], draw(st.integers(1, 7)))
+    dilation = (*each(1, 2)[1:], draw(st.integers(1, 3)))
+    reach = [(k - 1) * d for k, d in zip(kernel, dilation, strict=True)]
+    width = draw(st.one_of(st.integers(1, 44), st.sampled_from([16, 32, 64])))
+    if bias:
+        width, stride, dilation = width // 8 * 8 + 8, (*stride[:-1], 2), (1,) * ndim
+        reach = [k // 2 for k in kernel]
+    problem = Problem(
+        batch=draw(st.integers(1, 5)),
+        in_channels=draw(st.integers(8, 70)),
+        out_channels=draw(st.sampled_from([8, 16, 24, 32, 40, 64, 64, 72, 128])),
+        in_size=(*each(1, 4)[1:], width),
+        kernel=kernel,
+        stride=stride,
+        padding=tuple(draw(st.integers(0, most)) for most in reach),
+        output_padding=tuple(
+            draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
+        ),
+        dilation=dilation,
+        dtype=draw(st.sampled_from(["bfloat16", "float16"])),
+        tf32=True,
+        direction="grad_weight",
+    )
+    assume(min(problem.out_size) > 0 and problem.out_size[-1] % 2 == 1)
+    return problem
+
+
 def any_plan(
-    problem: Problem, multiprocessors: int, rng: Random, boxes: bool = False, bias: bool = False
+    problem: Problem,
+    multiprocessors: int,
+    rng: Random,
+    boxes: bool = False,
+    bias: bool = False,
+    odd: bool = False,
 ) -> tuple[int, ...]:
     """A plan that the planner may choose, not the cheapest alone: every kind is as likely.
 
-    With `boxes` one in which the TMA brings grad_output, with `bias` one that adds it up as well.
+    With `boxes` one in which the TMA brings grad_output, with `bias` one that adds it up as well,
+    with `odd` one for rows that begin anywhere.
     """
     deep = sm90_wgrad.flat(problem)
     plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
     plans = [plan for plan in plans if plan[2].boxes or not boxes]
+    plans = [plan for plan in plans if plan[0].odd or not odd]
     plans = [plan for plan in plans if not bias or sm90_wgrad_bias.sums(deep, *plan[:3])]
     assume(plans)
     kinds = [

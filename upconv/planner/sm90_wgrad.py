@@ -83,6 +83,9 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
     together = 2 if form.groups > 1 and (form.spread == 1 or form.single) else 1
     reach = up(8 * form.spread + form.run - 1, 4) * 4 + (parts - 1) * 48
     window: float = 16 * (1 + (form.run + 1) // 2) if form.in_order else reach
+    if form.odd > 1:  # 8 bytes at a time
+        words = (3 + (form.run - 1) * form.apart) // 2 + 2
+        window = 16 * up(words, 2)
     window *= conflicts(form, chunk.segment, chunk.images, chunk.segment_pitch, chunk.pitch)
     products = sum(map(job.windows, job.consumers))
     # Memory comes in sectors of 32 bytes. The width phases of a row share theirs.
@@ -102,10 +105,24 @@ def chunk_work(problem: Problem, form: Form, job: Job, chunk: Chunk) -> ChunkWor
         copied=float(not chunk.slab),
         places=len(planes) * len(parts_of_row),
         starts=float(problem.in_size[1] == 1),
+        edges=edges(problem, form, job, chunk),
         boxes=boxes,
         waits=(copies if copy == 2 else 0) + (brought if copy_input == 2 else 0),
         spare=chunk.stages > job.extra_rows + 1 + chunk.lag,
     )
+
+
+def edges(problem: Problem, form: Form, job: Job, chunk: Chunk) -> float:
+    """Of each chunk, on average: how many rows of boxes a producer thread writes zeros beside."""
+    if not form.odd:
+        return 0.0
+    strips = -(-problem.in_size[2] // chunk.segment)
+    starts = [plane.start for plane in job.planes]
+    reach = chunk.filled - 7
+    firsts = [strip * chunk.segment * form.spread for strip in {0, strips - 2, strips - 1}]
+    last_ones = [f for f in firsts if f >= 0 and f + max(starts) + reach > problem.out_size[2]]
+    some = len(last_ones) + (min(starts) < 0 and 0 not in last_ones)
+    return some / strips * len(starts) * chunk.images
 
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
@@ -188,7 +205,7 @@ def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Op
 def options(problem: Problem, hardware: Hardware) -> Iterator[Option]:
     """Every legal plan of a 3-D problem, with its expected time."""
     for form, boxes in product(forms(problem), (False, True)):
-        if boxes and box_layout(problem, form) is None:
+        if box_layout(problem, form) is None if boxes else form.odd:
             continue
         job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:
@@ -222,6 +239,7 @@ def fields(
         "groups": form.groups,
         "run": form.run,
         "pairs": int(form.pairs),
+        "odd": form.odd,
         "batch": problem.batch,
         "in_channels": problem.in_channels,
         **{name: size for name, size in sides.items() if name.startswith("in")},

@@ -25,7 +25,7 @@ FIXED_BYTES = 1024 + 3 * PRODUCERS * 16 + 128
 """Barriers and tables, the producers' notes, and slack after the last channel."""
 MAX_PIXELS = 128
 MAX_BOX = 256
-"""Points of a row of one box of the TMA."""
+"""Points of a row of one box of the TMA; odd rows come in words of two."""
 SLABS = (128, 64, 32, 16)
 SLAB_ALIGNMENT = 1024
 """Bytes after which the swizzle repeats."""
@@ -87,7 +87,9 @@ def points_of_copy(problem: Problem, form: Form) -> int:
 
 def jobs_of(problem: Problem, form: Form, boxes: bool) -> list[Job]:
     """The jobs of a form, with planes that start where copies may."""
-    return jobs(problem, form, 16 // form.point_bytes if boxes else points_of_copy(problem, form))
+    # Where rows begin anywhere a box begins early of itself.
+    vector = 1 if form.odd else 16 // form.point_bytes
+    return jobs(problem, form, vector if boxes else points_of_copy(problem, form))
 
 
 def box_layout(problem: Problem, form: Form) -> tuple[int, int] | None:
@@ -101,6 +103,8 @@ def box_layout(problem: Problem, form: Form) -> tuple[int, int] | None:
     slice_bytes, volume = row * problem.out_size[1], row * prod(problem.out_size[:2])
     if not contiguous(problem, form):
         return None
+    if form.odd:
+        return odd_layout(problem)
     if row % 16 == 0:
         return 0, 1
     if slice_bytes % 16 == 0 and problem.padding[2] == 0:
@@ -110,6 +114,18 @@ def box_layout(problem: Problem, form: Form) -> tuple[int, int] | None:
     whole = rows % (WARP_ROWS * classes) == 0 and problem.out_channels % rows == 0
     fits = classes * prod(problem.out_size) < INT and (whole or classes == 1)
     return (2, classes) if fits and not any(problem.padding) else None
+
+
+def odd_layout(problem: Problem) -> tuple[int, int] | None:
+    """The same for odd rows: whole channels, up to eight of which follow each other as one.
+
+    Each row of a plane knows where it begins, so that any number of them may be a class; and what
+    does not belong to a row is written over, so that there may be padding.
+    """
+    volume, rows = prod(problem.out_size), plane_rows(problem)
+    classes = 8 // gcd(volume, 8)
+    complete = rows % classes == 0 and problem.out_channels % classes == 0
+    return (2, classes) if complete and classes * volume < INT else None
 
 
 def plane_rows(problem: Problem) -> int:
@@ -164,6 +180,18 @@ def spread_out(form: Form, points: int) -> int:
     return points + ((8 - points) % 16 if form.in_order or form.single else (4 - points) % 8)
 
 
+def line_step(rows: int) -> int:
+    """Elements of a row of a box, so many rows of which fill lines of 128 bytes."""
+    return max(8, 64 // gcd(64, rows))
+
+
+def odd_pitch(form: Form, points: int, class_rows: int) -> int:
+    """So many points or more of each row of a box, in different banks as far as they can be."""
+    step = line_step(class_rows)
+    least = up(points, step)
+    return min(range(least, least + 4 * step, step), key=lambda p: (conflicts(form, 8, 1, p, p), p))
+
+
 def box_pitches(
     problem: Problem, form: Form, segment: int, images: int, halo: int
 ) -> Iterator[tuple[bool, int, int, int]]:
@@ -175,11 +203,13 @@ def box_pitches(
     needed = max(strip - form.spread + 1 + halo, strip) + (vector - 1 if layout[0] else 0)
     if layout[0] == 2 and problem.in_size[0] > 1 and images > 1:
         return  # slices begin at different places of 16 bytes
-    pitch = spread_out(form, needed)
+    class_rows = plane_rows(problem) // layout[1]
+    pitch = odd_pitch(form, needed, class_rows) if form.odd else spread_out(form, needed)
     yield False, pitch, plane_rows(problem) * pitch, pitch
     if images > 1 and problem.in_size[0] == 1:
-        least = up(needed, vector)
-        widths = range(least, least + 8 * vector, vector)
+        step = line_step(class_rows * images) if form.odd else vector
+        least = up(needed, step)
+        widths = range(least, least + 8 * step, step)
         best = min(widths, key=lambda w: (conflicts(form, segment, images, w, w * images), w))
         yield True, best, best, best * images
 
@@ -195,8 +225,9 @@ def chunks(
     per_copy = points_of_copy(problem, form)
     rows = plane_rows(problem)
     flat, classes = (box_layout(problem, form) if boxes else None) or (0, 1)
+    most_filled = MAX_BOX * (2 if form.odd else 1)
     for segment, images in segments(problem):
-        if flat and problem.in_size[2] % segment:
+        if flat and problem.in_size[2] % segment and not form.odd:
             continue  # beyond the input are zeros, which a NaN of the next row would survive
         strip = segment * form.spread
         if boxes:
@@ -208,7 +239,7 @@ def chunks(
                 continue
         for together, filled, segment_pitch, pitch in layouts:
             each = images if boxes and not together else 1
-            if boxes and (planes * each * classes > PRODUCERS or filled > MAX_BOX):
+            if boxes and (planes * each * classes > PRODUCERS or filled > most_filled):
                 continue
             plane_bytes = each * rows * pitch * form.point_bytes
             slab = slab_bytes(problem, segment) if boxes else 0
@@ -227,6 +258,8 @@ def chunks(
 @cache
 def conflicts(form: Form, segment: int, images: int, segment_pitch: int, pitch: int) -> float:
     """How many times as long as without bank conflicts the consumers read their windows."""
+    if form.odd > 1:  # the same of words that hold two points
+        return _most_in_a_bank([row * pitch // 2 + 2 * t for row in range(4) for t in range(4)], 2)
     if form.in_order:  # every lane a word, 8 channels and 4 words in a row
         return _most_in_a_bank([row * pitch // 2 + t for row in range(8) for t in range(4)], 1)
     if form.single:  # 8 bytes a lane, by 16 lanes at a time: four channels

@@ -39,6 +39,8 @@ CONSUMER_CYCLES = {
     "rounded": 44.75,
     "woven": 22.38,
 }
+EDGE_CYCLES = 60.0
+"""Zeros beside a row of a plane, where rows begin anywhere."""
 WAIT_CYCLES = 100.0
 """A pass of element loads through registers, eight on their way at a time: 97 plans take 0.78 to
 1.23 of what is expected then."""
@@ -90,6 +92,8 @@ class ChunkWork:
     """Boxes that the TMA brings."""
     starts: float
     """1 where every chunk is a unit of work of its own."""
+    edges: float
+    """Rows of planes beside which a producer thread writes zeros."""
     waits: float
     """Element loads of a producer thread."""
     spare: bool
@@ -97,7 +101,7 @@ class ChunkWork:
 
     @cached_property
     def producers(self) -> float:
-        return self._sum(PRODUCER_CYCLES) + WAIT_CYCLES * self.waits
+        return self._sum(PRODUCER_CYCLES) + WAIT_CYCLES * self.waits + EDGE_CYCLES * self.edges
 
     @cached_property
     def consumers(self) -> float:

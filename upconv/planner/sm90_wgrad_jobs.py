@@ -20,22 +20,28 @@ from typing import TypeVar
 from .problem import Problem
 
 FORMS = (
-    (2, 64, 1, 4, 0),
-    (3, 64, 1, 3, 0),
-    (2, 64, 2, 2, 0),
-    (2, 128, 2, 1, 0),
-    (2, 64, 4, 1, 0),
-    (3, 32, 1, 4, 0),
-    (2, 32, 2, 3, 0),
-    (3, 32, 2, 1, 0),
-    (3, 32, 3, 1, 0),
-    (3, 48, 1, 3, 0),
-    (2, 64, 1, 4, 1),
-    (2, 64, 2, 2, 1),
-    (2, 128, 1, 2, 1),
-    (2, 128, 2, 1, 1),
+    (2, 64, 1, 4, 0, 0),
+    (3, 64, 1, 3, 0, 0),
+    (2, 64, 2, 2, 0, 0),
+    (2, 128, 2, 1, 0, 0),
+    (2, 64, 4, 1, 0, 0),
+    (3, 32, 1, 4, 0, 0),
+    (2, 32, 2, 3, 0, 0),
+    (3, 32, 2, 1, 0, 0),
+    (3, 32, 3, 1, 0, 0),
+    (3, 48, 1, 3, 0, 0),
+    (2, 64, 1, 4, 1, 0),
+    (2, 64, 2, 2, 1, 0),
+    (2, 128, 1, 2, 1, 0),
+    (2, 128, 2, 1, 1, 0),
+    (3, 64, 1, 3, 0, 1),
+    (2, 64, 1, 4, 0, 1),
+    (3, 64, 1, 3, 0, 2),
+    (2, 64, 1, 4, 0, 2),
+    (3, 32, 1, 3, 0, 3),
+    (3, 64, 1, 3, 0, 3),
 )
-"""(warpgroups, input channels, runs, taps of a run, pairs) of every compiled kernel, as
+"""(warpgroups, input channels, runs, taps of a run, pairs, odd) of every compiled kernel, as
 UPCONV_WGRAD_FORMS lists them."""
 ROWS, WARPS, WARP_ROWS = 64, 4, 16
 """Most channels of a plane, warps of a product, channels of each."""
@@ -55,6 +61,9 @@ class Form:
     element_bytes: int
     stride: int
     """Of the width."""
+    odd: int = 0
+    """Rows of 16 bits begin anywhere, in mid-word too. 1: stride 1; 2 and 3: stride 2, where planes
+    have both width phases, and the taps of a run are `apart` elements from each other."""
 
     @property
     def in_order(self) -> bool:
@@ -74,7 +83,12 @@ class Form:
     @property
     def spread(self) -> int:
         """Points of a plane from one input column to the next. A 16-bit pair is one point."""
-        return 2 if self.pairs and self.element_bytes == 4 else 1
+        return 2 if self.odd > 1 or (self.pairs and self.element_bytes == 4) else 1
+
+    @property
+    def apart(self) -> int:
+        """Points from one tap of a run to the next."""
+        return 2 if self.odd == 3 else 1
 
     @property
     def point_bytes(self) -> int:
@@ -105,7 +119,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring taps; tap i pairs input column c with point c * spread + shift_x + i."""
+    """Neighbouring taps; tap i pairs input column c with point c * spread + shift_x + i * apart."""
 
     depth: int
     phase_y: int
@@ -199,14 +213,15 @@ class Job:
     def halo(self, planes: list[Plane]) -> int:
         """Points beyond the last column's first that its taps reach."""
         places = [(self.place(planes, *share), share[1]) for share in self.shares]
-        return max(place[1] + run.count - 1 for place, run in places if place)
+        apart = self.form.apart
+        return max(place[1] + (run.count - 1) * apart for place, run in places if place)
 
 
-def chains(found: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+def chains(found: list[tuple[int, int]], most: int, apart: int) -> Iterator[list[tuple[int, int]]]:
     """Sorted (shift, tap) pairs, cut into neighbours, at most `most` of them together."""
     while found:
         length = 1
-        while length < min(len(found), most) and found[length][0] == found[0][0] + length:
+        while length < min(len(found), most) and found[length][0] == found[0][0] + length * apart:
             length += 1
         yield found[:length]
         found = found[length:]
@@ -223,7 +238,7 @@ def runs(problem: Problem, form: Form) -> list[Run]:
         by_phase.setdefault(phase, []).append((shift, k))
     result = []
     for phase_x, found in sorted(by_phase.items()):
-        for chain in chains(sorted(found), form.run):
+        for chain in chains(sorted(found), form.run, form.apart):
             for kz in range(deep):
                 for ky in range(height):
                     shift_y, phase_y = divmod(ky * dilation_y - pad_y, step_y)
@@ -249,7 +264,9 @@ def jobs(problem: Problem, form: Form, align: int) -> list[Job]:
     every = runs(problem, form)
     shares: list[Share] = []
     for first in range(0, problem.out_channels, ROWS):
-        blocks = range(first, min(first + ROWS, problem.out_channels), WARP_ROWS)
+        # Of odd rows the channels of a block are spread over all of its rows.
+        last = first + ROWS if form.odd and first > 0 else problem.out_channels
+        blocks = range(first, min(first + ROWS, last), WARP_ROWS)
         ordered = every if first // ROWS % 2 == 0 else every[::-1]
         shares += [(channel, run) for run in ordered for channel in blocks]
     consumers = _cut(_cut(shares, WARPS), form.groups)
@@ -263,13 +280,24 @@ def _cut(items: Sequence[Item], size: int) -> list[tuple[Item, ...]]:
 def forms(problem: Problem) -> Iterator[Form]:
     """The forms that fit. 16-bit elements are words only where every row starts with a word."""
     size, stride = problem.element_bytes, problem.stride[2]
+    anywhere = odd_kind(problem)
     pairs = stride == 2 if size == 4 else stride > 1 and problem.out_size[2] % 2 == 0
     # Where taps are neighbours, runs of them are faster with 16-bit types: by 6 % on pose_head and
     # dcgan3, by 25 % on kb64_1d. But those of pairs leave no time for the bias's gradient.
     dilation = problem.dilation[2]
     neighbours = stride % dilation == 0 and problem.kernel[2] > stride // dilation
-    for consumers, n, groups, run, together in FORMS:
+    for consumers, n, groups, run, together, odd in FORMS:
         alone = run == 1 and size == 2 and neighbours and not (together and problem.bias)
-        if alone or (together and not pairs):
+        if alone or (together and not pairs) or odd not in (0, anywhere):
             continue
-        yield Form(consumers, n, groups, run, bool(together), size, stride)
+        yield Form(consumers, n, groups, run, bool(together), size, stride, odd)
+
+
+def odd_kind(problem: Problem) -> int:
+    """How the forms for rows that begin anywhere see a problem; 0 where they are not needed."""
+    stride, dilation = problem.stride[2], problem.dilation[2]
+    if problem.element_bytes == 4 or problem.out_size[2] % 2 == 0 or stride > 2:
+        return 0
+    if stride == 1:
+        return 1
+    return 3 if dilation == 2 else 2

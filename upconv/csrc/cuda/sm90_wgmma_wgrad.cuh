@@ -36,13 +36,14 @@
 
 #include "sm90_wgrad_add.cuh"
 #include "sm90_wgrad_consumer.cuh"
+#include "sm90_wgrad_odd_rows.cuh"
 #include "sm90_wgrad_producers.cuh"
 
 namespace upconv::wgrad {
 
 // --- The kernel ------------------------------------------------------------------------------
 
-template <typename Operand, int C, int N, int G, int T, bool kPairs>
+template <typename Operand, int C, int N, int G, int T, bool kPairs, int kOdd>
 __global__ void __launch_bounds__(128 * (C + 1), 1)
     sm90_wgmma_wgrad(const __grid_constant__ WgradParams p, const __grid_constant__ CUtensorMap gy,
                      const __grid_constant__ CUtensorMap x) {
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
     for (int i = 0; i < p.stages; ++i) {
       ptx::barrier_init(shared.full + 8 * i, kProducers + boxes(p));
       ptx::barrier_init(shared.empty + 8 * i, readers);
-      ptx::barrier_init(shared.raw + 8 * i, 1);
+      ptx::barrier_init(shared.raw + 8 * i, kOdd ? kProducers : 1);
     }
     ptx::barrier_init_fence();
   }
@@ -74,7 +75,11 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
   constexpr int kFew = C == 2 ? 88 : kTight ? 56 : 80, kMany = C == 2 ? 208 : kTight ? 152 : 144;
   if (threadIdx.x < 128) {
     ptx::give_registers<kFew>();
-    Producer<Operand, N, kPairs, T>(p, shared, gy, x).run();
+    if constexpr (kOdd > 0) {
+      OddProducer<Operand, N, T, kOdd>(p, shared, gy, x).run();
+    } else {
+      Producer<Operand, N, kPairs, T, kOdd>(p, shared, gy, x).run();
+    }
   } else {
     ptx::take_registers<kMany>();
     const int c = threadIdx.x / 128 - 1;
@@ -82,9 +87,9 @@ __global__ void __launch_bounds__(128 * (C + 1), 1)
     // the bias's gradient it does not round.
     constexpr bool kRounds = sizeof(typename Operand::Element) == 4;
     if (kRounds && boxes(p) && !p.sums) {
-      Consumer<Operand, N, G, T, kPairs, kRounds>(p, shared, c).run(c);
+      Consumer<Operand, N, G, T, kPairs, kOdd, kRounds>(p, shared, c).run(c);
     } else {
-      Consumer<Operand, N, G, T, kPairs, false>(p, shared, c).run(c);
+      Consumer<Operand, N, G, T, kPairs, kOdd, false>(p, shared, c).run(c);
     }
   }
 }

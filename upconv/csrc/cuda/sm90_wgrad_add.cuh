@@ -43,8 +43,9 @@ __host__ __device__ inline int weight_blocks(const WgradParams& p) {
   if (writes_rows(p)) return row_blocks(p);
   return p.jobs * p.channel_blocks * p.consumers * p.groups * p.run * (p.tile_n / 2);
 }
+// A block for each row of the planes: channels may be spread over all of them.
 inline int add_blocks(const WgradParams& p) {
-  return weight_blocks(p) + (p.sums ? (p.out_channels + 15) / 16 * 16 : 0);
+  return weight_blocks(p) + (p.sums ? (p.out_channels + p.rows - 1) / p.rows * p.rows : 0);
 }
 inline int add_bytes(const WgradParams& p) {
   const int rows = writes_rows(p) ? kRowInputs * input_pitch(p) : 0;

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "sm90_wgrad_odd.cuh"
 #include "sm90_wgrad_windows.cuh"
 #include "wgmma_registers.cuh"
 
@@ -16,11 +17,15 @@ struct Boxed : Operand {
   static __device__ __forceinline__ uint32_t prepare(uint32_t bits) { return bits; }
 };
 
-template <typename Operand, int N, int G, int T, bool kPairs, bool kBoxed>
+template <typename Operand, int N, int G, int T, bool kPairs, int kOdd, bool kBoxed>
 struct Consumer {
   using Layout = Shape<Operand, kPairs, T>;
   using Read = std::conditional_t<kBoxed, Boxed<Operand>, Operand>;
-  using Runs = Window<Read, T, kPairs, Layout::kElement>;
+  using Runs =
+      std::conditional_t<(kOdd > 0), OddWindow<T, kOdd>, Window<Read, T, kPairs, Layout::kElement>>;
+  // Where a window begins: its address and skew. Of odd rows every row begins at a place of its
+  // own.
+  using Base = std::conditional_t<(kOdd > 0), OddBase, uint32_t>;
   // Runs whose windows are in registers at once: 64 registers beside 128 sums are too many.
   static constexpr int kTogether = G < 2 || sizeof(Runs) > 112 ? 1 : 2;
   // Windows of 16-bit pixels in order begin with any word, all others with 16 bytes.
@@ -51,8 +56,10 @@ struct Consumer {
                                (row * p.pitch + run.offset) * point_bytes(p);
       // Rows of a warp are of one class. Points, of which every 16 bytes begin anew.
       const int later = run.channel % kRows / class_rows(p) * volume_points(p);
-      place[g] = ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 |
-                             (later & (vector_points(p) - 1)) << 25);
+      uint32_t all = (later & (vector_points(p) - 1)) << 25;
+      if constexpr (kOdd > 0) all = OddBase::later(p, row) << 25 | OddBase::later(p, row + 8) << 28;
+      place[g] =
+          ptx::pinned(address | run.skew | run.high << 2 | run.back << 18 | run.plane << 22 | all);
     }
   }
 
@@ -97,9 +104,21 @@ struct Consumer {
   // The windows of runs kFirst to kLast - 1. With one tap for each of both width phases of stride 2
   // (kernel = stride) two runs read the same words: once.
   template <int kFirst, int kLast>
-  __device__ __forceinline__ void load_windows(Runs (&window)[kTogether], const uint32_t (&base)[G],
+  __device__ __forceinline__ void load_windows(Runs (&window)[kTogether], const Base (&base)[G],
                                                uint32_t eight, typename Runs::Piece piece,
                                                int part) const {
+    if constexpr (kOdd > 0) {
+#pragma unroll
+      for (int g = kFirst; g < kLast; ++g) window[g - kFirst].load(base[g], piece);
+    } else {
+      load_even<kFirst, kLast>(window, base, eight, piece, part);
+    }
+  }
+
+  template <int kFirst, int kLast>
+  __device__ __forceinline__ void load_even(Runs (&window)[kTogether], const uint32_t (&base)[G],
+                                            uint32_t eight, typename Runs::Piece piece,
+                                            int part) const {
     if constexpr (kPairs && T == 1 && kLast - kFirst == 2) {
       // Both in the same words: TF32 as neighbouring points, 16-bit types as halves of a point.
       const uint32_t from = min(base[kFirst], base[kFirst + 1]);
@@ -122,7 +141,7 @@ struct Consumer {
   // The products of one unit of pixels with `kTaps` taps of `kTogether` runs, from the first-th on;
   // `base` holds their windows' addresses and skews.
   template <int kTaps, int kFirst>
-  __device__ __forceinline__ void multiply(const uint32_t (&base)[G], uint32_t eight,
+  __device__ __forceinline__ void multiply(const Base (&base)[G], uint32_t eight,
                                            typename Runs::Piece piece, uint32_t tile) {
     constexpr int kLast = kFirst + kTogether < G ? kFirst + kTogether : G;
     const uint32_t first = p.operand_low | tile >> 4;
@@ -149,20 +168,32 @@ struct Consumer {
     if constexpr (kLast < G) multiply<kTaps, kLast>(base, eight, piece, tile);
   }
 
+  __device__ __forceinline__ uint32_t even_base(uint32_t packed, int stage) const {
+    uint32_t base = (packed & (0x3ffff - (kPacked - 1) + kSkew)) + stage * p.stage_bytes;
+    if (p.flat) {
+      unsigned short late;
+      ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
+      const uint32_t later = late + (packed >> 25);
+      const uint32_t points = (packed & kSkew) + (later & (vector_points(p) - 1));
+      base += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
+    }
+    return base;
+  }
+
   template <int kTaps>
   __device__ __forceinline__ void chunk(uint32_t eight) {
-    uint32_t base[G];
+    Base base[G];
 #pragma unroll
     for (int g = 0; g < G; ++g) {
       const uint32_t packed = ptx::computed_here(place[g]);
       const int stage = stage_before(packed >> 18 & 15);
-      base[g] = (packed & (0x3ffff - (kPacked - 1) + kSkew)) + stage * p.stage_bytes;
-      if (p.flat) {
+      if constexpr (kOdd > 0) {
         unsigned short late;
         ptx::load_shared(late, shared.late_at(stage, packed >> 22 & 7));
-        const uint32_t later = late + (packed >> 25);
-        const uint32_t points = (packed & kSkew) + (later & (vector_points(p) - 1));
-        base[g] += points / kVectorPoints * kPacked + points % kVectorPoints - (packed & kSkew);
+        base[g] = OddBase(p, packed, stage * p.stage_bytes, late,
+                          ptx::this_thread() % 4 * 4 * Runs::kSpread);
+      } else {
+        base[g] = even_base(packed, stage);
       }
     }
     const uint32_t tile = shared.stages + slot.index() * p.stage_bytes;
@@ -185,7 +216,7 @@ struct Consumer {
 
   template <int kTaps>
   __device__ __forceinline__ void walk() {
-    const uint32_t eight = ptx::pinned(8 * p.pitch * point_bytes(p));
+    const uint32_t eight = kOdd ? 0 : ptx::pinned(8 * p.pitch * point_bytes(p));
     for (int from = share.first; from < share.end;) {
       const Unit unit(p, from, share.end);
       skip_extra_rows(from == share.first);

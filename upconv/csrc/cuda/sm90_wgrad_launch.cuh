@@ -9,13 +9,16 @@
 
 namespace upconv {
 
-// Every form the planner may ask for: (C, N, G, T, pairs). FORMS in
+// Every form the planner may ask for: (C, N, G, T, pairs, odd). FORMS in
 // upconv/planner/sm90_wgrad_jobs.py is the same list.
 // clang-format off
-#define UPCONV_WGRAD_FORMS(X)                                                                  \
-  X(2, 64, 1, 4, 0) X(3, 64, 1, 3, 0) X(2, 64, 2, 2, 0) X(2, 128, 2, 1, 0) X(2, 64, 4, 1, 0)   \
-  X(3, 32, 1, 4, 0) X(2, 32, 2, 3, 0) X(3, 32, 2, 1, 0) X(3, 32, 3, 1, 0) X(3, 48, 1, 3, 0)    \
-  X(2, 64, 1, 4, 1) X(2, 64, 2, 2, 1) X(2, 128, 1, 2, 1) X(2, 128, 2, 1, 1)
+#define UPCONV_WGRAD_FORMS(X)                                                                     \
+  X(2, 64, 1, 4, 0, 0) X(3, 64, 1, 3, 0, 0) X(2, 64, 2, 2, 0, 0) X(2, 128, 2, 1, 0, 0)         \
+  X(2, 64, 4, 1, 0, 0) X(3, 32, 1, 4, 0, 0) X(2, 32, 2, 3, 0, 0) X(3, 32, 2, 1, 0, 0)          \
+  X(3, 32, 3, 1, 0, 0) X(3, 48, 1, 3, 0, 0) X(2, 64, 1, 4, 1, 0) X(2, 64, 2, 2, 1, 0)          \
+  X(2, 128, 1, 2, 1, 0) X(2, 128, 2, 1, 1, 0)                                                  \
+  X(3, 64, 1, 3, 0, 1) X(2, 64, 1, 4, 0, 1) X(3, 64, 1, 3, 0, 2) X(2, 64, 1, 4, 0, 2)          \
+  X(3, 32, 1, 3, 0, 3) X(3, 64, 1, 3, 0, 3)
 // clang-format on
 
 // grad_output as the TMA sees it: points, rows, depths, images, channels. A box is one image's part
@@ -24,11 +27,13 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (!encode) return cudaErrorNotSupported;
   const int point = wgrad::point_bytes(p);
+  // Odd rows come in words: a box of 256 of them has 512 elements.
+  const int unit = p.odd ? 4 : point, in_unit = unit / point;
   const auto size = [](int64_t value) { return static_cast<cuuint64_t>(value); };
   const int64_t row = static_cast<int64_t>(p.out_w) * wgrad::element_bytes(p) / point;
   const int64_t slice = row * p.out_h, volume = slice * p.out_d;
   const int64_t whole[] = {row, slice, volume * p.classes};
-  const cuuint64_t sizes[] = {size(whole[p.flat]), size(p.flat ? 1 : p.out_h),
+  const cuuint64_t sizes[] = {size(whole[p.flat] / in_unit), size(p.flat ? 1 : p.out_h),
                               size(p.flat == 2 ? 1 : p.out_d), size(p.batch),
                               size(p.out_channels / p.classes)};
   const cuuint64_t strides[] = {size(row * point), size(slice * point),
@@ -38,12 +43,12 @@ inline cudaError_t describe_boxes(const WgradParams& p, CUtensorMap* map) {
   const cuuint64_t steps_of[] = {p.flat ? strides[2] : strides[0],
                                  p.flat == 2 ? strides[2] : strides[1], strides[2], strides[3]};
   const cuuint32_t steps[] = {1, 1, 1, 1, 1};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.filled), 1, 1,
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(p.filled / in_unit), 1, 1,
                             static_cast<cuuint32_t>(p.together ? p.images : 1),
                             static_cast<cuuint32_t>(wgrad::class_rows(p))};
   // TF32 is rounded to nearest, but for the bias's gradient; all other numbers are bits.
   const auto type = p.operand == 0 && !p.sums ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32
-                    : point == 4              ? CU_TENSOR_MAP_DATA_TYPE_UINT32
+                    : unit == 4               ? CU_TENSOR_MAP_DATA_TYPE_UINT32
                                               : CU_TENSOR_MAP_DATA_TYPE_UINT16;
   const CUresult result =
       encode(map, type, 5, const_cast<void*>(p.gy), sizes, steps_of, box, steps,
@@ -80,9 +85,9 @@ inline cudaError_t describe_slabs(const WgradParams& p, CUtensorMap* map) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <typename Operand, int C, int N, int G, int T, bool kPairs>
+template <typename Operand, int C, int N, int G, int T, bool kPairs, int kOdd>
 cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
-  auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs>;
+  auto kernel = wgrad::sm90_wgmma_wgrad<Operand, C, N, G, T, kPairs, kOdd>;
   auto add = wgrad::sm90_wgrad_add<Operand>;
   constexpr int kThreads = 128 * (C + 1);
   const int bytes = wgrad::shared_bytes(p), blocks = wgrad_blocks(p);
@@ -103,9 +108,11 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
 
 template <typename Operand>
 cudaError_t launch_wgrad(const WgradParams& p, cudaStream_t stream) {
-#define UPCONV_TRY(c, n, g, t, pair)                                                       \
-  if (p.consumers == c && p.tile_n == n && p.groups == g && p.run == t && p.pairs == pair) \
-    return launch_wgrad_form<Operand, c, n, g, t, pair>(p, stream);
+#define UPCONV_TRY(c, n, g, t, pair, rows)                                                     \
+  if constexpr (!rows || sizeof(typename Operand::Element) == 2)                               \
+    if (p.consumers == c && p.tile_n == n && p.groups == g && p.run == t && p.pairs == pair && \
+        p.odd == rows)                                                                         \
+      return launch_wgrad_form<Operand, c, n, g, t, pair, rows>(p, stream);
   UPCONV_WGRAD_FORMS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;

@@ -26,6 +26,8 @@ constexpr int kWgradBlocks = 16;  // of 64 channels of grad_output, whose jobs a
   X(groups)    /* runs of taps of one warpgroup: G */                                            \
   X(run)       /* neighbouring taps of one run: T */                                             \
   X(pairs)     /* 1: planes hold words as they lie in memory */                                  \
+  X(odd)       /* 16-bit rows that begin anywhere: 1: stride 1; 2 and 3: stride 2, taps of a run \
+                  so many elements apart and one less */                                         \
   X(batch)                                                                                       \
   X(in_channels)                                                                                 \
   X(in_d)                                                                                        \
@@ -54,7 +56,7 @@ constexpr int kWgradBlocks = 16;  // of 64 channels of grad_output, whose jobs a
   X(slab)     /* bytes of a channel side by side: 16 to 128 by the TMA, swizzled; 0: copies */   \
   X(copy)     /* bytes of one copy of grad_output: 4, 8 or 16; 2: one element; 0: TMA */         \
   X(flat)     /* boxes of the TMA: 1: the rows of a slice follow each other as one; 2: all do */ \
-  X(classes)  /* 2: channels that follow each other as one: 1, 2 or 4 */                         \
+  X(classes)  /* 2: channels that follow each other as one: 1, 2, 4 or, of odd rows, 8 */        \
   X(together) /* boxes: 1: one has all images of a chunk, side by side in each channel */        \
   X(rows)     /* channels of a plane: 16, 32, 48 or 64 */                                        \
   X(strips)                                                                                      \

@@ -14,7 +14,7 @@ namespace upconv::wgrad {
 // One warp a scheduler issues an instruction every 4 to 6 cycles: what a chunk costs is the number
 // of instructions. So all that a unit of work has in common is computed at its start, and kept in
 // shared memory: there are too few registers for it.
-template <typename Operand, int N, bool kPairs, int T>
+template <typename Operand, int N, bool kPairs, int T, int kOdd>
 struct Producer {
   using Element = typename Operand::Element;
   using Layout = Shape<Operand, kPairs, T>;
@@ -338,8 +338,8 @@ struct Producer {
     if (thread >= job.planes * boxes_of_plane(p)) return;
     const int number = p.by_boxes(thread), box = thread - number * boxes_of_plane(p);
     const WgradPlane& plane = job.plane[number];
-    // Classes are 1, 2 or 4.
-    const int of_class = box & (p.classes - 1), log_classes = p.classes >> 1;
+    // Classes are a power of two.
+    const int of_class = box & (p.classes - 1), log_classes = 31 - __clz(p.classes);
     const int image = unit.image + (box >> log_classes);
     const int n = p.by_in_d(image), z = (image - n * p.in_d) * p.step_z + plane.depth;
     int column = unit.column * p.spread + plane.start;
@@ -347,15 +347,22 @@ struct Producer {
     if (p.flat == 2) {
       column += (of_class * p.out_d + z) * p.out_h * row_points(p);
     }
-    ptx::store_shared(spots + kProducers * 16,
-                      uint4{static_cast<uint32_t>(column),
-                            static_cast<uint32_t>(p.flat == 2 ? 0 : z), static_cast<uint32_t>(n),
-                            static_cast<uint32_t>(plane.channel >> log_classes) << 16 |
-                                static_cast<uint16_t>(plane.phase_y)});
+    ptx::store_shared(
+        spots + kProducers * 16,
+        uint4{static_cast<uint32_t>(column),
+              static_cast<uint32_t>(p.flat == 2 ? beyond(z, p.out_d) : z), static_cast<uint32_t>(n),
+              static_cast<uint32_t>(plane.channel >> log_classes) << 16 |
+                  static_cast<uint16_t>(plane.phase_y)});
   }
 
-  __device__ __forceinline__ void copy_boxes(const Slot& slot, int row) const {
-    const uint32_t full = shared.full + 8 * slot.index();
+  // Which of one row (slice) a box has, where all follow each other as one: of odd rows, which may
+  // have padding, one that is not there is asked for by a number that is not either.
+  __device__ static __forceinline__ int beyond(int at, int size) {
+    return kOdd && static_cast<uint32_t>(at) >= static_cast<uint32_t>(size);
+  }
+
+  __device__ __forceinline__ void copy_boxes(const Slot& slot, int row, uint32_t barriers) const {
+    const uint32_t barrier = barriers + 8 * slot.index();
     const int thread = ptx::this_thread();
     if (thread >= job.planes * boxes_of_plane(p)) return;
     uint4 spot;
@@ -365,7 +372,7 @@ struct Producer {
       // A box that does not begin on 16 bytes is an illegal instruction: it begins a little before.
       const int begin = y * row_points(p) + column;
       column = begin & -vector_points(p);
-      y = 0;
+      y = beyond(y, p.out_h);
       // As much for all images; the consumers add what a class begins later than the first.
       const int plane = p.by_boxes(thread);
       if (thread == plane * boxes_of_plane(p))
@@ -373,8 +380,9 @@ struct Producer {
                           static_cast<unsigned short>(begin - column));
     }
     const uint32_t at = p.input_bytes + thread * p.box_bytes;
+    if constexpr (kOdd > 0) column /= 2;  // words
     ptx::box_copy(shared.stages + slot.index() * p.stage_bytes + at, gy_map, column, y, spot.y,
-                  spot.z, spot.w >> 16, full);
+                  spot.z, spot.w >> 16, barrier);
   }
 
   // --- The ring ------------------------------------------------------------------------------
@@ -427,7 +435,7 @@ struct Producer {
       copy_input(stage, row);
     }
     if (kSlabs || boxes(p)) {
-      copy_boxes(slot, unit.row + job.shift_y + i);
+      copy_boxes(slot, unit.row + job.shift_y + i, shared.full);
     } else {
       copy_planes(stage, unit.row + job.shift_y + i);
     }
