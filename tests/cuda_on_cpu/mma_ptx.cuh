@@ -1,6 +1,8 @@
 // Stands in for csrc/cuda/mma_ptx.cuh when the kernel runs on the CPU: the same wrappers.
 #pragma once
 
+#include <map>
+
 #include "cuda_on_cpu.h"
 
 namespace upconv {
@@ -48,7 +50,17 @@ inline std::vector<std::pair<uint32_t, cpu::Copy>> bulk_copies;
 inline uint64_t& barrier_phase(uint32_t barrier) {
   return *reinterpret_cast<uint64_t*>(at(barrier, 8));
 }
-inline void barrier_init(uint32_t barrier, uint32_t) { barrier_phase(barrier) = 0; }
+inline std::map<uint32_t, std::pair<uint32_t, uint32_t>> arrivals;  // expected and still to come
+inline void barrier_init(uint32_t barrier, uint32_t count) {
+  barrier_phase(barrier) = 0;
+  arrivals[barrier] = {count, count};
+}
+inline void barrier_arrive(uint32_t barrier) {
+  auto& [all, left] = arrivals.at(barrier);
+  if (--left > 0) return;
+  left = all;
+  ++barrier_phase(barrier);
+}
 inline void barrier_init_fence() {}
 inline uint32_t expected_bytes;
 inline void barrier_arrive_expect(uint32_t, uint32_t bytes) { expected_bytes = bytes; }

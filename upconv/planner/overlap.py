@@ -262,9 +262,8 @@ class Division:
     @cached_property
     def shared_bytes(self) -> int:
         sums = self.warps * (self.sum_rows * self.sum_pitch * 4 + 16 * len(self.columns.sums))
-        tables = 8 * (
-            len(self.columns.shifts) * self.steps + self.stages + (not self.boxes) * self.box_lines
-        )
+        lines = self.box_lines * (not self.boxes)
+        tables = 8 * (len(self.columns.shifts) * self.steps + 2 * self.stages + lines)
         return self.stages * self.box_bytes + self.weight_bytes + sums + tables
 
     # --- all blocks

@@ -56,6 +56,10 @@ __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t
                : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 // Returns when the phase of the given parity has completed.
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(

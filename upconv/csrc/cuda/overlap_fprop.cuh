@@ -9,11 +9,13 @@
 // products, through shared memory: out[b * stride + phase] is the sum over the phase's taps of
 // column (sum, tap) at pixel b + shift.
 //
-// Pipeline: boxes of some channels (input rows x columns with margins, zeros outside) come into 2
-// or 3 slots, by TMA where rows begin on 16 bytes (one thread asks, float32 arrives rounded), else
-// by cp.async; one __syncthreads a box, behind which the slot of the box before is filled again.
-// Each warp multiplies one row of places; its sums are its own, so that adding up needs no barrier
-// of the block. A block walks through the units of one group.
+// Pipeline: boxes of some channels (input rows x columns with margins, zeros outside) come into
+// slots. By TMA where rows begin on 16 bytes (float32 arrives rounded): every warp waits for a box
+// and hands its slot back by itself, and the warps take turns to have a slot filled again; with one
+// warp for that, and a barrier of the block for each box, all waited for its 100 instructions (24 %
+// of the time). Else by cp.async, with one __syncthreads a box. Each warp multiplies one row of
+// places; its sums are its own, so that adding up needs no barrier. A block walks through the units
+// of one group.
 #pragma once
 
 #include <type_traits>
@@ -64,7 +66,7 @@ struct Shared {
   OutputRow* outputs;  // of this warp
   BoxStep* steps;
   Row* lines;         // none where the TMA brings the boxes
-  uint32_t barriers;  // of each slot
+  uint32_t barriers;  // of each slot: it is full, it is empty
   int* places;  // set-up only, where the sums will be: of each shift and column, in the weight
 
   __device__ Shared(const OverlapParams& p, unsigned char* memory) {
@@ -77,9 +79,12 @@ struct Shared {
     outputs = rows + warp * p.sums;
     steps = reinterpret_cast<BoxStep*>(rows + p.warps * p.sums);
     lines = reinterpret_cast<Row*>(steps + p.shifts * p.steps);
-    barriers = mma_ptx::shared_address(memory) + p.shared_bytes - 8 * p.stages;
+    barriers = mma_ptx::shared_address(memory) + p.shared_bytes - 16 * p.stages;
     places = reinterpret_cast<int*>(all);
   }
+
+  __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 16 * slot; }
+  __device__ __forceinline__ uint32_t empty(int slot) const { return barriers + 16 * slot + 8; }
 };
 
 // --- Units -----------------------------------------------------------------------------------
@@ -240,8 +245,8 @@ __device__ __forceinline__ void load_box(const OverlapParams& p, const OverlapBo
   unsigned char* const box = shared.boxes + slot * p.box_bytes;
   if constexpr (kBoxes) {
 #if UPCONV_OVERLAP_TMA
-    if (threadIdx.x != 0) return;
-    const uint32_t barrier = shared.barriers + 8 * slot;
+    if (threadIdx.x % 32 != 0) return;
+    const uint32_t barrier = shared.full(slot);
     mma_ptx::barrier_arrive_expect(barrier,
                                    p.box_rows * p.planes * p.channels * p.pitch * kBytes<Operand>);
     mma_ptx::tensor_copy(mma_ptx::shared_address(box), &boxes, x, first, y, z,
@@ -259,25 +264,43 @@ __device__ __forceinline__ void load_box(const OverlapParams& p, const OverlapBo
   }
 }
 
-// Until a box has come for all, and nobody reads the one before.
+// Which slot a loop over boxes is at, and how often it has been there.
+struct Slot {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance(const OverlapParams& p) {
+    if (++index == p.stages) index = 0, parity ^= 1;
+  }
+};
+
+// Until a box has come; by copies also: for all, and until nobody reads the one before.
 template <bool kBoxes>
-__device__ __forceinline__ void wait_for_box(const OverlapParams& p, const Shared& shared, int slot,
-                                             uint32_t parity) {
+__device__ __forceinline__ void wait_for_box(const OverlapParams& p, const Shared& shared,
+                                             const Slot& slot) {
   if constexpr (kBoxes) {
 #if UPCONV_OVERLAP_TMA
-    // One warp asks again and again, the others sleep and ask once.
-    const uint32_t barrier = shared.barriers + 8 * slot;
-    if (threadIdx.x < 32) mma_ptx::barrier_wait(barrier, parity);
-    __syncthreads();
-    mma_ptx::barrier_wait(barrier, parity);
-    return;
+    mma_ptx::barrier_wait(shared.full(slot.index), slot.parity);
 #endif
-  } else if (p.stages == 2) {
-    mma_ptx::copy_async_wait<0>();
   } else {
-    mma_ptx::copy_async_wait<1>();
+    if (p.stages == 2) {
+      mma_ptx::copy_async_wait<0>();
+    } else {
+      mma_ptx::copy_async_wait<1>();
+    }
+    __syncthreads();
   }
-  __syncthreads();
+}
+
+// This warp has read a box.
+template <bool kBoxes>
+__device__ __forceinline__ void hand_back(const Shared& shared, const Slot& slot) {
+#if UPCONV_OVERLAP_TMA
+  if constexpr (kBoxes) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mma_ptx::barrier_arrive(shared.empty(slot.index));
+  }
+#endif
 }
 
 // --- Multiply --------------------------------------------------------------------------------
@@ -519,7 +542,10 @@ __global__ void __launch_bounds__(kOverlapThreads, 2)
   if constexpr (kBoxes) {
 #if UPCONV_OVERLAP_TMA
     if (threadIdx.x == 0) {
-      for (int i = 0; i < p.stages; ++i) mma_ptx::barrier_init(shared.barriers + 8 * i, 1);
+      for (int i = 0; i < p.stages; ++i) {
+        mma_ptx::barrier_init(shared.full(i), 1);
+        mma_ptx::barrier_init(shared.empty(i), p.warps);
+      }
       mma_ptx::barrier_init_fence();
     }
 #endif
@@ -529,20 +555,30 @@ __global__ void __launch_bounds__(kOverlapThreads, 2)
   list_steps<Operand>(p, shared, 8 * kN);
   __syncthreads();
 
+  // Box `index`, into a slot that has been handed back as often as `slot` says. Of boxes by TMA
+  // one warp has it brought, each in its turn.
   const int total = units * p.chunks;
   Unit next(p, first), now = next;
-  int next_chunk = 0, next_slot = 0;
-  const auto load = [&](int index) {
-    if (index < total) {
-      load_box<kBoxes, Operand>(p, boxes, shared, group, next, next_chunk, next_slot);
-      if (++next_chunk == p.chunks) next_chunk = 0, next.advance(p);
-    } else if (!kBoxes) {
-      mma_ptx::copy_async_commit();  // what is waited for are numbers of commits
+  int next_chunk = 0, turn = threadIdx.x / 32;
+  const auto load = [&](int index, const Slot& slot, bool used) {
+    const bool mine = !kBoxes || turn == 0;
+    turn = turn == 0 ? p.warps - 1 : turn - 1;
+    if (index >= total) {
+      if (!kBoxes) mma_ptx::copy_async_commit();  // what is waited for are numbers of commits
+      return;
     }
-    if (++next_slot == p.stages) next_slot = 0;
+    if (mine) {
+#if UPCONV_OVERLAP_TMA
+      if (kBoxes && used) mma_ptx::barrier_wait(shared.empty(slot.index), slot.parity);
+#endif
+      load_box<kBoxes, Operand>(p, boxes, shared, group, next, next_chunk, slot.index);
+    }
+    if (++next_chunk == p.chunks) next_chunk = 0, next.advance(p);
   };
-  for (int i = 0; i < p.stages - 1; ++i) load(i);
+  Slot before;  // of the box before this one
+  for (int i = 0; i < p.stages - 1; ++i, before.advance(p)) load(i, before, false);
   pack_weights<Operand, kN>(p, shared, group);  // while the first boxes are on their way
+  __syncthreads();
 
   float sums[kM][kN][4] = {};
   const Warp warp(p);
@@ -550,17 +586,20 @@ __global__ void __launch_bounds__(kOverlapThreads, 2)
   const uint32_t weights = mma_ptx::shared_address(shared.weights) + threadIdx.x % 32 * 8;
   const uint32_t channel_bytes = p.pitch * kBytes<Operand>;
   const int steps = p.shifts * p.steps, steps_all = p.shifts_all * p.steps;
-  int chunk = 0, slot = 0;
-  uint32_t parity = 0;
-  for (int index = 0; index < total; ++index) {
-    wait_for_box<kBoxes>(p, shared, slot, parity);
-    load(index + p.stages - 1);
-    const uint32_t box = pixels + slot * p.box_bytes, packed = weights + chunk * steps * kN * 256;
+  int chunk = 0;
+  before.parity = 1;  // its first turn fills a slot that nobody has had
+  Slot slot;
+  for (int index = 0; index < total; ++index, slot.advance(p)) {
+    wait_for_box<kBoxes>(p, shared, slot);
+    load(index + p.stages - 1, before, index > 0);
+    before.advance(p);
+    const uint32_t box = pixels + slot.index * p.box_bytes;
+    const uint32_t packed = weights + chunk * steps * kN * 256;
     multiply_steps<Operand, kBoxes, true>(shared.steps, 0, steps_all, box, channel_bytes, packed,
                                           sums);
     multiply_steps<Operand, kBoxes, false>(shared.steps, steps_all, steps, box, channel_bytes,
                                            packed, sums);
-    if (++slot == p.stages) slot = 0, parity ^= 1;
+    hand_back<kBoxes>(shared, slot);
     if (++chunk < p.chunks) continue;
     chunk = 0;
     store_unit<Operand, kM, kN>(p, shared, group, now, warp, sums);
