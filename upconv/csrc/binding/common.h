@@ -64,7 +64,9 @@ enum KernelId : int64_t {
   kSm90Patch = 10,
   kSm90PatchWgrad = 11,
   kSm90Phases = 12,
-  kSm90PhasesWgrad = 13
+  kSm90PhasesWgrad = 13,
+  kDepthwiseIgrad = 15,
+  kDepthwiseWgrad = 16
 };
 // In a kernel's place: PyTorch's operator for this call, and the next one asks again.
 constexpr int64_t kAskAgain = -1;
