@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from . import depthwise
 from .candidate import Candidate, Refusal
@@ -237,7 +237,7 @@ def widths(layer: Layer) -> Iterator[int]:
     row_groups = -(-layer.stride[1] // rows_of(layer))
     found = set()
     for tiles in {*TILES, -(-whole * row_groups // MOST_THREADS)}:
-        lanes = -(-(-(-whole // tiles)) // each) * each
+        lanes = ceil(whole / tiles / each) * each
         if tiles == 1 or lanes >= FEWEST_LANES or each >= FEWEST_LANES:
             found.add(lanes)
     found.add(each)
@@ -250,8 +250,10 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
     rows = block_rows(layer)
     strips = sorted({-(-rows // n) for n in STRIPS if n <= rows})
     for lanes in widths(layer):
-        for channels, teams in sorted(blocks_of(layer, lanes)):
-            for strip in strips:
+        for strip in strips:
+            units = Division(layer, 1, 1, lanes, strip, 1, hardware).units
+            blocks = {(c, min(teams, units)) for c, teams in blocks_of(layer, lanes)}
+            for channels, teams in sorted(blocks):
                 yield from shared(layer, channels, teams, lanes, strip, hardware)
 
 
@@ -278,8 +280,6 @@ def shared(
     if one.shared_bytes > min(hardware.shared_memory, depthwise.SHARED_BYTES - 1024):
         return
     most = -(-one.units // teams)
-    if teams > 1 and 2 * teams > 3 * one.units:
-        return
     least = min(most, -(-one.longest_sum // LONGEST_SUM))
     machine = hardware.multiprocessors * one.together
     wanted = {max(least, min(most, machine * n // one.blocks)) for n in WAVES}

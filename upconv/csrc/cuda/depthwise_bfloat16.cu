@@ -1,5 +1,5 @@
-// The kernels for the gradients of depthwise layers in bfloat16; a file of its own so that the three
-// compile side by side.
+// The kernels for the gradients of depthwise layers in bfloat16; a file of its own so that the
+// three compile side by side.
 #include "depthwise_launch.cuh"
 
 namespace upconv {

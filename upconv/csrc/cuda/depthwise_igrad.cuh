@@ -1,17 +1,17 @@
 // The gradient of the input of depthwise layers with a stride, at the memory's rate.
 //
-// grad_output is cut into blocks of stride elements in each dimension: o + padding = b * stride + r.
-// Its tap r + h * stride leads from element r of block b to pixel b - h, h below 1 or 2 ("reach"),
-// so that every element has `reach` products in each dimension:
+// grad_output is cut into blocks of stride elements in each dimension: o + padding = b * stride +
+// r. Its tap r + h * stride leads from element r of block b to pixel b - h, h below 1 or 2
+// ("reach"), so that every element has `reach` products in each dimension:
 //
 //     gx[i] = sum over h, r of w[r + h * stride] * gy[block i + h, element r]
 //
 // A thread has 4 columns of grad_output, walks down the rows and keeps the sums of its columns in
 // registers: of each row of the input that the blocks at hand lead to, for each h of the width.
-// Where a row of the input is complete, the columns' sums go to shared memory, and other threads add
-// those of each pixel. So an element is read once; only the last block of a strip and of a tile is
-// read again by the next one. (Planes of a volume are read once for each tap that meets them: the
-// sums of several planes would take too many registers.)
+// Where a row of the input is complete, the columns' sums go to shared memory, and other threads
+// add those of each pixel. So an element is read once; only the last block of a strip and of a tile
+// is read again by the next one. (Planes of a volume are read once for each tap that meets them:
+// the sums of several planes would take too many registers.)
 #pragma once
 
 #include "depthwise_ring.cuh"
@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_rows(const DepthwiseParams& p, const Depth
   for (int n = lane; n < kDepthwiseRows * p.tile; n += p.lanes) {
     const int k = p.by_tile(n), x = n - k * p.tile;
     if (x >= unit.width || !below(row + k, unit.rows)) continue;
-    const float sum = add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions,
-                                                    x * p.stride_x);
+    const float sum =
+        add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions, x * p.stride_x);
     gx[(row + k) * p.in_pitch + x] = narrow<T>(sum);
   }
 }
@@ -131,8 +131,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   float* const after = reinterpret_cast<float*>(ring + kStages * kRows * apart);
   const int line = p.reach_x * p.period, lines = p.kernel_z * p.kernel_y;
   float* const weights = after + team * lines * line;
-  float* const sums =
-      after + p.teams * lines * line + team * kRows * kReachX * p.positions;
+  float* const sums = after + p.teams * lines * line + team * kRows * kReachX * p.positions;
 
   // --- grad_output: so many steps ahead
   const T* const plane =
@@ -161,8 +160,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
 #pragma unroll 1
   for (int i = 1; i < kStages; ++i) issue();
 
-  const T* const w = static_cast<const T*>(p.other) +
-                     static_cast<int64_t>(unit.channel) * lines * p.kernel_x;
+  const T* const w =
+      static_cast<const T*>(p.other) + static_cast<int64_t>(unit.channel) * lines * p.kernel_x;
   place_weights(p, w, first, lane, weights);
   for (int i = lane; i < kRows * kReachX * p.positions; i += p.lanes) sums[i] = 0.f;
   __syncthreads();

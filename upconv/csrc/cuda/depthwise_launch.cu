@@ -85,8 +85,7 @@ void derive_wgrad(DepthwiseParams* plan) {
   const int members = p.teams * (p.lanes / class_lanes);
   const int sums = p.rows * p.reach_y * p.reach_x * kDepthwiseColumns;
   const int bytes = ring_bytes(p) + p.block_channels * p.teams * input * 4;
-  p.shared_bytes =
-      std::max({bytes, classes * std::max(members / 2, 1) * sums * 4, p.threads * 8});
+  p.shared_bytes = std::max({bytes, classes * std::max(members / 2, 1) * sums * 4, p.threads * 8});
 }
 
 }  // namespace
@@ -104,9 +103,10 @@ bool read_depthwise_plan(const int64_t* record, int64_t length, DepthwiseParams*
   UPCONV_DEPTHWISE_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   DepthwiseParams& p = *plan;
-  for (const int one : {p.reach_y, p.reach_x, p.lanes, p.row_groups, p.teams, p.block_channels,
-                        p.tile, p.tiles_x, p.strip, p.strips, p.deep, p.shares, p.channels, p.in_d,
-                        p.kernel_z, p.kernel_y, p.kernel_x, p.stride_z, p.stride_y, p.stride_x})
+  for (const int one :
+       {p.reach_y,  p.reach_x,  p.lanes,    p.row_groups, p.teams,    p.block_channels, p.tile,
+        p.tiles_x,  p.strip,    p.strips,   p.deep,       p.shares,   p.channels,       p.in_d,
+        p.kernel_z, p.kernel_y, p.kernel_x, p.stride_z,   p.stride_y, p.stride_x})
     fits = fits && one > 0;
   if (!fits || at != length || p.type > 2) return false;
   derive(plan);

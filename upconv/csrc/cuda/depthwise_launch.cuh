@@ -45,11 +45,11 @@ cudaError_t launch_depthwise_wgrad(const DepthwiseParams& p, cudaStream_t stream
 // Every kernel of a type, as far as the library has them.
 template <typename T>
 cudaError_t launch_depthwise_grad(const DepthwiseParams& p, cudaStream_t stream) {
-#define UPCONV_TRY_INPUT(y, x)                                \
-  if (!p.by_weight && p.reach_y == y && p.reach_x == x)       \
+#define UPCONV_TRY_INPUT(y, x)                          \
+  if (!p.by_weight && p.reach_y == y && p.reach_x == x) \
     return launch_depthwise_igrad<T, y, x>(p, stream);
-#define UPCONV_TRY_WEIGHT(r, y, x)                                          \
-  if (p.by_weight && p.rows == r && p.reach_y == y && p.reach_x == x)       \
+#define UPCONV_TRY_WEIGHT(r, y, x)                                    \
+  if (p.by_weight && p.rows == r && p.reach_y == y && p.reach_x == x) \
     return launch_depthwise_wgrad<T, r, y, x>(p, stream);
 #if UPCONV_WITH_IGRAD
   UPCONV_DEPTHWISE_IGRAD_FORMS(UPCONV_TRY_INPUT)

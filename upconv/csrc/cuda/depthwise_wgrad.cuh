@@ -7,8 +7,8 @@
 //     gw[r + h * stride] = sum over b of x[b - h] * gy[block b, element r]
 //
 // A thread has 4 columns of grad_output and one or two rows of a block, walks from block to block
-// down the rows, and keeps the sums of all their taps in registers. x is small beside grad_output: a
-// unit's part of it lies in shared memory. In the end the threads whose columns are the same
+// down the rows, and keeps the sums of all their taps in registers. x is small beside grad_output:
+// a unit's part of it lies in shared memory. In the end the threads whose columns are the same
 // elements of their blocks add up what they have as a tree, and the thread blocks of a channel
 // ("shares") leave their sums in a workspace, which a second kernel adds up in a fixed order.
 //
@@ -138,9 +138,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
 
   const int apart = p.threads * kOwn, team_threads = p.lanes * p.row_groups;
   T* const ring = reinterpret_cast<T*>(raw_memory);
-  float* const x_place = reinterpret_cast<float*>(ring + kStages * kRows * apart) +
-                         (role.channel * p.teams + role.team) *
-                             ((p.strip + kReachY - 1) * p.x_columns);
+  float* const x_place =
+      reinterpret_cast<float*>(ring + kStages * kRows * apart) +
+      (role.channel * p.teams + role.team) * ((p.strip + kReachY - 1) * p.x_columns);
   const int64_t image_outputs = static_cast<int64_t>(p.channels) * p.out_d * p.out_h * p.out_w;
   const int64_t image_inputs = static_cast<int64_t>(p.channels) * p.in_d * p.in_h * p.in_w;
   const T* const gy_channel = static_cast<const T*>(p.gy) + channel * p.out_channel;
@@ -183,15 +183,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     };
 #pragma unroll 1
     for (int i = 1; i < kStages; ++i) issue();
-    place_input(p,
-                x_channel + part.image * image_inputs +
-                    static_cast<int64_t>(part.z) * p.in_h * p.in_w,
-                part, met && part.z < p.in_d, role.row_group * p.lanes + role.lane, x_place);
+    place_input(
+        p, x_channel + part.image * image_inputs + static_cast<int64_t>(part.z) * p.in_h * p.in_w,
+        part, met && part.z < p.in_d, role.row_group * p.lanes + role.lane, x_place);
     __syncthreads();
 
     float x[kReachY][kReachX][kOwn];  // of the blocks' row, and of the one before
     const float* from = x_place;
-    const auto read_input = [&](float(&row)[kReachX][kOwn]) {
+    const auto read_input = [&](float (&row)[kReachX][kOwn]) {
 #pragma unroll
       for (int h = 0; h < kReachX; ++h) {
 #pragma unroll
@@ -267,7 +266,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   const int class_of = (role.channel * p.row_groups + role.row_group) * class_lanes + role.lane -
                        lane_member * class_lanes;
   const int each = p.by_classes(p.lanes), member = role.team * each + lane_member;
-  float(&flat)[kSums] = reinterpret_cast<float(&)[kSums]>(sums);
+  float (&flat)[kSums] = reinterpret_cast<float (&)[kSums]>(sums);
   add_members(p.teams * each, p.block_channels * p.row_groups * class_lanes, member, class_of,
               shared, flat);
   if (member == 0) {
@@ -275,8 +274,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     for (int i = 0; i < kSums; ++i) shared[class_of * kSums + i] = flat[i];
   }
   __syncthreads();
-  float* const weight_sums =
-      reinterpret_cast<float*>(bias_sums + (p.sums ? static_cast<int64_t>(p.channels) * bias_parts : 0));
+  float* const weight_sums = reinterpret_cast<float*>(
+      bias_sums + (p.sums ? static_cast<int64_t>(p.channels) * bias_parts : 0));
   for (int i = threadIdx.x; i < p.block_channels * p.taps; i += p.threads) {
     const int of = p.by_taps(i), tap = i - of * p.taps;
     const int channel_of = channels * p.block_channels + of;
@@ -316,8 +315,8 @@ __global__ void __launch_bounds__(kDepthwiseAddThreads)
   } else if (p.sums && index - weights < p.channels) {
     const int channel = index - weights;
     const double* const from = bias_sums + static_cast<int64_t>(channel) * bias_parts;
-    const double sum = ordered_sum<kDepthwiseBatch, double>(0, bias_parts, 1,
-                                                            [&](int i) { return from[i]; });
+    const double sum =
+        ordered_sum<kDepthwiseBatch, double>(0, bias_parts, 1, [&](int i) { return from[i]; });
     static_cast<T*>(p.bias)[channel] = narrow<T>(static_cast<float>(sum));
   }
 }
