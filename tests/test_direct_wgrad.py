@@ -70,8 +70,7 @@ def test_every_division_covers_the_work_within_its_bounds(seed: int) -> None:
 
 def test_depthwise_and_few_channels_are_served() -> None:
     assert plan_of(BILINEAR, "grad_weight", dtype="float64") == direct_wgrad.KERNEL
-    assert plan_of(BILINEAR, "grad_input", dtype="float64") == direct_igrad.KERNEL
-    dilated = replace(BILINEAR, dilation=(2, 2))
+    dilated = replace(BILINEAR, dilation=(1, 2))
     assert plan_of(dilated, "grad_weight") == direct_wgrad.KERNEL
     assert plan_of(dilated, "grad_input") == direct_igrad.KERNEL
     fsrcnn = BY_NAME["fsrcnn"].problem(bias=False)
