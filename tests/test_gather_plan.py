@@ -142,7 +142,6 @@ def test_few_channels_are_served() -> None:
         assert kernel_of("fsrcnn", "grad_weight", dtype=dtype) == wgrad.KERNEL
         assert kernel_of("fsrcnn", "grad_input", dtype=dtype) == igrad.KERNEL
         assert kernel_of("kb75", "grad_weight", dtype=dtype) == wgrad.KERNEL
-        assert kernel_of("fcn_bilinear", "grad_weight", dtype=dtype) == wgrad.KERNEL
 
 
 def test_large_dense_layers_are_left_to_others() -> None:

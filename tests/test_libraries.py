@@ -58,7 +58,12 @@ def test_every_type_of_every_kernel_has_a_library() -> None:
         assert (library == "cuda_fp16") <= (problem.dtype == "float16")
         assert (library == "cuda_strict") <= problem.strict
     assert set(held) == set(libraries.of_device("cuda"))
-    assert held["cuda"] == {*libraries.BY_OPERAND, "direct_fprop", "direct_igrad"}
+    assert held["cuda"] == {
+        *libraries.BY_OPERAND,
+        "direct_fprop",
+        "direct_igrad",
+        "depthwise_igrad",
+    }
     assert held["cuda_fp16"] == set(libraries.BY_OPERAND)
     assert held["cuda_strict"] == {"sm90_wgmma_fprop", "sm90_patch", "mma_fprop", "overlap_fprop"}
 

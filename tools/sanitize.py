@@ -11,6 +11,8 @@ import torch
 import upconv
 from upconv import ops
 from upconv.planner import (
+    depthwise_igrad,
+    depthwise_wgrad,
     direct,
     direct_igrad,
     direct_wgrad,
@@ -88,6 +90,16 @@ GRADIENT_SWEEP = [
     (2, 32, 32, (7, 21), 4, 1, 1, 1, 1, torch.bfloat16),
     (1, 16, 32, (4, 7, 20), 3, 1, 0, 1, 1, torch.bfloat16),
     (2, 32, 64, (9, 20), 5, 3, 1, 2, 1, torch.float32),
+]
+
+# batch, channels, size, kernel, stride, padding, dtype
+DEPTHWISE_SWEEP = [
+    (2, 5, (20, 41), 16, 8, 4, torch.float32),
+    (3, 40, (7, 7), 4, 2, 1, torch.bfloat16),
+    (2, 12, (13, 30), 3, 2, 1, torch.float16),
+    (9, 3, (1500,), 4, 2, 1, torch.float32),
+    (2, 4, (4, 9, 17), 4, 2, 1, torch.bfloat16),
+    (2, 7, (9, 15), 2, 2, 0, torch.float32),
 ]
 
 # size of grad_output, channels_last, dtype
@@ -217,6 +229,21 @@ def direct_gradient_sweep() -> None:
         print("clean, gradients of few channels", batch, cin, cout, size, kernel, s, dtype)
 
 
+def depthwise_sweep() -> None:
+    for batch, channels, size, kernel, s, p, dtype in DEPTHWISE_SWEEP:
+        operator, x, w = layer(batch, channels, channels, size, kernel, channels, dtype)
+        y = operator(x, w, None, s, p, 0, channels)
+        each = [(v,) * len(size) for v in (s, p, 0, 1)]
+        rest = (*each[:3], channels, each[3])
+        with torch.no_grad(), ops.forced(depthwise_igrad.KERNEL):
+            gx = ops.GRADIENTS["grad_input"](y, w, x.shape, *rest)
+        with torch.no_grad(), ops.forced(depthwise_wgrad.KERNEL):
+            gw, gb = torch.ops.upconv._grad_weight_and_bias(y, x, w.shape, *rest)
+        torch.cuda.synchronize()
+        assert all(bool(torch.isfinite(each).all()) for each in (gx, gw, gb))
+        print("clean, gradients of depthwise layers", batch, channels, size, kernel, s, dtype)
+
+
 def forward_sweep() -> None:
     for batch, cin, cout, size, kernel, s, p, op, d, last, dtype in SWEEP:
         _, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
@@ -240,6 +267,7 @@ def main() -> None:
     gradient_sweep()
     patch_sweep()
     phases_sweep()
+    depthwise_sweep()
     bias_sweep()
 
 

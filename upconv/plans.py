@@ -37,6 +37,8 @@ KERNEL_IDS = {
     "sm90_phases": 12,
     "sm90_phases_wgrad": 13,
     "overlap_fprop": 14,
+    "depthwise_igrad": 15,
+    "depthwise_wgrad": 16,
 }
 ASK_AGAIN = -1
 """In a kernel's place: PyTorch's operator for this call, and the next one asks again."""

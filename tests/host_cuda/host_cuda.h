@@ -29,6 +29,13 @@ struct Index {
 };
 inline Index threadIdx, blockIdx;
 
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 
@@ -37,13 +44,14 @@ namespace host {
 struct Copy {
   unsigned char* target;
   const void* source;
-  int bytes, valid;
+  int bytes, valid, group;
 };
 
 struct Thread {
   ucontext_t context;
   std::vector<unsigned char> stack = std::vector<unsigned char>(1 << 16);
   std::vector<Copy> copies;
+  int groups = 0;  // of copies, so far
   bool done = false;
 };
 
@@ -70,6 +78,7 @@ inline void run_block(unsigned block, unsigned count, bool descending, unsigned 
   for (Thread& thread : threads) {
     thread.done = false;
     thread.copies.clear();
+    thread.groups = 0;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.data();
     thread.context.uc_stack.ss_size = thread.stack.size();

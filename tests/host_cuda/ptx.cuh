@@ -20,19 +20,28 @@ void copy_async(uint32_t destination, const void* source, int valid) {
     std::fprintf(stderr, "an asynchronous copy of %d bytes is not aligned\n", kBytes);
     std::abort();
   }
-  host::this_thread().copies.push_back({direct::raw_memory + destination, source, kBytes, valid});
+  host::this_thread().copies.push_back(
+      {direct::raw_memory + destination, source, kBytes, valid, host::this_thread().groups});
 }
 
-inline void copy_async_commit() {}
+inline void copy_async_commit() { ++host::this_thread().groups; }
 
+// What the last `kPending` groups copy, or was not put into a group, is still on its way.
 template <int kPending>
 void copy_async_wait() {
-  static_assert(kPending == 0, "all copies at once");
-  for (const host::Copy& copy : host::this_thread().copies) {
+  std::vector<host::Copy>& copies = host::this_thread().copies;
+  const int come =
+      kPending == 0 ? host::this_thread().groups : host::this_thread().groups - kPending;
+  size_t kept = 0;
+  for (const host::Copy& copy : copies) {
+    if (kPending != 0 && copy.group >= come) {
+      copies[kept++] = copy;
+      continue;
+    }
     std::memset(copy.target, 0, copy.bytes);
     std::memcpy(copy.target, copy.source, copy.valid);
   }
-  host::this_thread().copies.clear();
+  copies.resize(kept);
 }
 
 }  // namespace upconv::ptx

@@ -34,6 +34,7 @@ SOURCES = {
         "binding/cuda_binding.cpp",
         "cuda/sm90_wgrad_*.cu",
         "cuda/direct_grad_*.cu",
+        "cuda/depthwise_*.cu",
         "cuda/gather_wgrad_*.cu",
         "cuda/gather_launch.cu",
         "cuda/bias_gradient.cu",

@@ -10,6 +10,8 @@ from math import inf
 from . import (
     cpu,
     cuda_aten,
+    depthwise_igrad,
+    depthwise_wgrad,
     direct,
     direct_igrad,
     direct_wgrad,
@@ -43,6 +45,8 @@ KERNELS = {
     direct_igrad.KERNEL: direct_igrad.consider,
     gather_wgrad.KERNEL: gather_wgrad.consider,
     gather_igrad.KERNEL: gather_igrad.consider,
+    depthwise_wgrad.KERNEL: depthwise_wgrad.consider,
+    depthwise_igrad.KERNEL: depthwise_igrad.consider,
 }
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
@@ -58,6 +62,8 @@ SERVED = {
     direct_igrad.KERNEL: ("grad_input",),
     gather_wgrad.KERNEL: ("grad_weight",),
     gather_igrad.KERNEL: ("grad_input",),
+    depthwise_wgrad.KERNEL: ("grad_weight",),
+    depthwise_igrad.KERNEL: ("grad_input",),
 }
 """The directions of the kernels that do not compute the forward pass alone."""
 
@@ -77,6 +83,8 @@ PROVEN = {
     (direct_igrad.KERNEL, "grad_input"): ((9, 0),),
     (gather_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (gather_igrad.KERNEL, "grad_input"): ((9, 0),),
+    (depthwise_wgrad.KERNEL, "grad_weight"): ((9, 0),),
+    (depthwise_igrad.KERNEL, "grad_input"): ((9, 0),),
     (mma.KERNEL, "forward"): ((9, 0),),
     (overlap.KERNEL, "forward"): ((9, 0),),
 }

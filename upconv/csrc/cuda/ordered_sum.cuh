@@ -4,6 +4,7 @@
 namespace upconv {
 
 __device__ __forceinline__ void add(float& sum, float more) { sum += more; }
+__device__ __forceinline__ void add(double& sum, double more) { sum += more; }
 __device__ __forceinline__ void add(float2& sum, float2 more) { sum.x += more.x, sum.y += more.y; }
 __device__ __forceinline__ void add(float4& sum, float4 more) {
   sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;

@@ -1,0 +1,217 @@
+"""The kernel for the input's gradient of depthwise layers with a stride: division and cost.
+
+csrc/cuda/depthwise_igrad.cuh tells the idea. A unit is some rows and columns of one plane of the
+input; a team of threads, side by side along the blocks of grad_output, walks down its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from . import depthwise
+from .candidate import Candidate, Refusal
+from .depthwise import COLUMNS, MOST_THREADS, PAD, Layer
+from .problem import Hardware, Problem
+
+KERNEL = "depthwise_igrad"
+
+FORMS = ((1, 1), (1, 2), (2, 1), (2, 2))
+"""Blocks that a pixel meets in height and width. The kernel is compiled for these."""
+ROWS = 4
+"""Of grad_output that a thread brings at a time."""
+STAGES = {4: 3, 2: 5}
+"""Steps on their way, by the bytes of an element."""
+REGISTERS = 104
+THREADS = (64, 128, 256)
+STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+LANES = (256, 128, 64)
+"""Threads along a row, where a row is cut into tiles."""
+
+LAUNCH_MICROSECONDS = 7.5
+START_CYCLES = 3000.0
+"""Of a wave of blocks: weights, and until the first rows have come."""
+GROUP_CYCLES = 150.0
+"""Of a block for both barriers of a group of rows."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A way to divide the work."""
+
+    layer: Layer
+    teams: int
+    tile: int
+    strip: int
+    hardware: Hardware
+
+    @property
+    def problem(self) -> Problem:
+        return self.layer.problem
+
+    @property
+    def tiles_x(self) -> int:
+        return -(-self.layer.in_size[2] // self.tile)
+
+    @property
+    def strips(self) -> int:
+        return -(-self.layer.in_size[1] // self.strip)
+
+    @cached_property
+    def lanes(self) -> int:
+        return lanes_of(self.layer, self.tile)
+
+    @property
+    def threads(self) -> int:
+        return self.teams * self.lanes
+
+    @cached_property
+    def units(self) -> int:
+        layer = self.layer
+        planes = layer.images * layer.channels * layer.in_size[0]
+        return planes * self.strips * self.tiles_x
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.units // self.teams)
+
+    @property
+    def groups(self) -> int:
+        return -(-(self.strip + self.layer.reach_y - 1) // ROWS)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        layer = self.layer
+        ring = STAGES[layer.element] * ROWS * self.threads * COLUMNS * layer.element
+        weights = layer.kernel[0] * layer.kernel[1] * layer.reach_x * layer.period
+        columns = (self.tile + layer.reach_x - 1) * layer.stride[2]
+        padded = columns + ((columns - 1) // PAD if PAD % layer.stride[2] == 0 else 0)
+        return ring + self.teams * (weights + ROWS * layer.reach_x * padded) * 4
+
+    @cached_property
+    def together(self) -> int:
+        """Blocks that a multiprocessor holds."""
+        return depthwise.resident(self.threads, REGISTERS, self.shared_bytes)
+
+    @cached_property
+    def instructions(self) -> float:
+        """Of a warp for one unit."""
+        layer = self.layer
+        products = ROWS * COLUMNS * layer.reach_y * layer.reach_x
+        widen = ROWS * COLUMNS if layer.element == 2 else 0
+        copies = ROWS * (depthwise.COPY_INSTRUCTIONS + layer.pieces)
+        step = products + widen + copies + ROWS + layer.reach_y * layer.reach_x + 16
+        pixels = -(-ROWS * self.tile // self.lanes)
+        pixel = 2 * layer.stride[2] * layer.reach_x + 20
+        group = ROWS * COLUMNS * layer.reach_x * 1.5 + pixels * pixel + 50
+        return self.groups * (layer.kernel[0] * layer.stride[1] * step + group) + 400
+
+    @cached_property
+    def microseconds(self) -> float:
+        layer, machine = self.layer, self.hardware.multiprocessors
+        warps = -(-self.threads // 32)
+        block = warps * self.instructions / 4 / depthwise.ISSUE
+        waves = -(-self.blocks // (machine * self.together))
+        busy = -(-self.blocks // machine) * (block + self.groups * GROUP_CYCLES / self.together)
+        busy += waves * START_CYCLES
+        steps = self.groups * ROWS * layer.kernel[0] * layer.stride[1]
+        read = self.units * steps * self.lanes * COLUMNS * layer.element
+        return LAUNCH_MICROSECONDS + depthwise.together(
+            busy / depthwise.CLOCK_MHZ,
+            self.problem.bytes / depthwise.MEMORY_BYTES,
+            read / depthwise.CACHE_BYTES,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (
+            f"{self.lanes} threads side by side walk down grad_output for {self.strip} rows of"
+            f" {self.tile} pixels; every element has {self.layer.reach_y} x {self.layer.reach_x}"
+            " products",
+            f"{self.blocks} blocks of {self.teams} such units,"
+            f" {self.shared_bytes / 1024:.3g} KiB of shared memory",
+        )
+
+
+def lanes_of(layer: Layer, tile: int) -> int:
+    """Threads along the columns that a tile meets, wherever its first vector begins."""
+    columns = (tile + layer.reach_x - 1) * layer.stride[2]
+    if tile < layer.in_size[2]:
+        return -(-(columns + COLUMNS - 1) // COLUMNS)
+    return max(1, -(-min(layer.out_size[2], columns - layer.padding[2]) // COLUMNS))
+
+
+def widths(layer: Layer) -> Iterator[int]:
+    """Pixels of a tile: all of a row, or as many as so many threads have room for."""
+    whole = layer.in_size[2]
+    if lanes_of(layer, whole) <= MOST_THREADS:
+        yield whole
+        return
+    for lanes in LANES:
+        most = ((lanes - 1) * COLUMNS + 1) // layer.stride[2] - (layer.reach_x - 1)
+        if most > 0:
+            yield -(-whole // -(-whole // most))
+
+
+def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
+    """Every way to divide the work that is worth a look."""
+    layer = Layer(problem)
+    rows = layer.in_size[1]
+    strips = sorted({-(-rows // n) for n in STRIPS if n <= rows})
+    for tile in sorted(set(widths(layer))):
+        lanes = lanes_of(layer, tile)
+        for teams in sorted({max(1, threads // lanes) for threads in THREADS}):
+            for strip in strips:
+                way = Division(layer, teams, tile, strip, hardware)
+                if legal(way):
+                    yield way
+
+
+def legal(way: Division) -> bool:
+    return (
+        way.threads <= MOST_THREADS
+        and way.shared_bytes <= min(way.hardware.shared_memory, depthwise.SHARED_BYTES - 1024)
+        and way.units < depthwise.MOST_PIXELS
+    )
+
+
+def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
+    reason = depthwise.legality(problem, hardware)
+    if reason:
+        return Refusal(KERNEL, reason)
+    best = min(divisions(problem, hardware), key=lambda way: way.microseconds, default=None)
+    if best is None:
+        return Refusal(KERNEL, "the weights of a channel do not fit into shared memory")
+    return Candidate(KERNEL, best.microseconds, record(best), best.notes)
+
+
+def scalar_fields(way: Division) -> dict[str, int]:
+    """The scalars of csrc/cuda/depthwise_params.h by name, in its order."""
+    layer = way.layer
+    return {
+        "type": depthwise.TYPES[way.problem.dtype],
+        "by_weight": 0,
+        "reach_y": layer.reach_y,
+        "reach_x": layer.reach_x,
+        "rows": 1,
+        "vector": layer.vector,
+        "lanes": way.lanes,
+        "row_groups": 1,
+        "teams": way.teams,
+        "block_channels": 1,
+        "tile": way.tile,
+        "tiles_x": way.tiles_x,
+        "strip": way.strip,
+        "strips": way.strips,
+        "deep": 1,
+        "shares": 1,
+        "folded": int(layer.folded),
+        "sums": 0,
+        **layer.fields(),
+    }
+
+
+def record(way: Division) -> tuple[int, ...]:
+    """The plan as integers, in the order of csrc/cuda/depthwise_params.h."""
+    return tuple(scalar_fields(way).values())
