@@ -65,12 +65,9 @@ enum KernelId : int64_t {
   kSm90PatchWgrad = 11,
   kSm90Phases = 12,
   kSm90PhasesWgrad = 13,
-<<<<<<< HEAD
-  kOverlapFprop = 14
-=======
+  kOverlapFprop = 14,
   kDepthwiseIgrad = 15,
   kDepthwiseWgrad = 16
->>>>>>> depthwise-gradients
 };
 // In a kernel's place: PyTorch's operator for this call, and the next one asks again.
 constexpr int64_t kAskAgain = -1;
