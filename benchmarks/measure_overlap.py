@@ -60,7 +60,7 @@ LAYERS: list[tuple[Any, ...]] = [
 TYPES = (("float32", True), ("bfloat16", False), ("float32", False))
 IDENTITY = ("tiles_m", "tiles_n", "warps", "warps_x", "stages", "steps", "together")
 CONSTANTS = (
-    *("LAUNCH_MICROSECONDS", "SETUP_CYCLES", "WEIGHT_CYCLES", "PRODUCT_CYCLES", "COPY"),
+    *("LAUNCH_MICROSECONDS", "SETUP_CYCLES", "PRODUCT_CYCLES", "COPY"),
     *("ROW_COPY", "BOX_INSTRUCTIONS", "UNIT_INSTRUCTIONS", "ADD", "ADD_TAP", "ISSUE"),
     *("BOX_CYCLES",),
     *("STAGED_BYTES", "UNHIDDEN"),

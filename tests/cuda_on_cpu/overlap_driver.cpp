@@ -44,6 +44,20 @@ OverlapBoxes described(const OverlapParams& p) {
 #define UPCONV_BOX_TILE(m, n) UPCONV_TILE(1, m, n)
 #define UPCONV_COPY_TILE(m, n) UPCONV_TILE(0, m, n)
 
+#define UPCONV_PACK(name, operand)                                                                \
+  cudaError_t overlap_pack_##name(const OverlapParams& p, const void* weight, void* packed,      \
+                                  cudaStream_t) {                                                \
+    const int wide = kOverlapPackThreads, blocks = (p.weight_bytes / 4 + wide - 1) / wide;       \
+    for (int i = 0; i < blocks * p.groups; ++i) {                                                \
+      cpu::block_index = {static_cast<unsigned>(i % blocks), static_cast<unsigned>(i / blocks)}; \
+      cpu::run_block(                                                                            \
+          wide, [&] { overlap::overlap_pack_kernel<gather::operand>(p, weight, packed); });      \
+    }                                                                                            \
+    return cudaSuccess;                                                                          \
+  }
+UPCONV_TYPES_HERE(UPCONV_PACK)
+UPCONV_PACK(split, Split)
+
 #define UPCONV_TYPE(name, operand)                                         \
   cudaError_t overlap_fprop_##name(const OverlapParams& p, cudaStream_t) { \
     using Operand = gather::operand;                                       \
@@ -70,8 +84,11 @@ extern "C" int overlap_emulate(const int64_t* record, int64_t length, int backwa
   using namespace upconv;
   auto plan = std::make_unique<OverlapParams>();
   if (!read_overlap_plan(record, length, plan.get())) return 1;
+  const int64_t bytes = overlap_packed_bytes(*plan);
+  std::vector<uint4> packed(bytes / 16 + 1, uint4{~0u, ~0u, ~0u, ~0u});
+  if (overlap_pack(*plan, w, packed.data(), nullptr) != cudaSuccess) return 3;
   plan->x = x;
-  plan->w = w;
+  plan->w = packed.data();
   plan->bias = bias;
   plan->y = y;
   cpu::input_begin = static_cast<const char*>(begin);

@@ -32,7 +32,7 @@ BOXES_FROM = (9, 0)
 """Compute capability that has the TMA."""
 MOST_BOX = 256
 """Of a box, along each dimension."""
-WARPS = (4, 8)
+WARPS = (4, 8, 16)
 STAGES, BOX_STAGES = (2, 3), (2, 3, 4, 6)
 STEPS = (1, 2, 4)
 MOST_SHIFTS = MOST_SUMS = MOST_PHASES = 64
@@ -43,8 +43,6 @@ REGISTERS = 128
 
 LAUNCH_MICROSECONDS = 4.0
 SETUP_CYCLES = 4000.0
-WEIGHTS_TOGETHER, WEIGHT_CYCLES = 8, 1000.0
-"""Words of weights that a thread has on their way at a time, and until these have come."""
 PRODUCT_CYCLES = 1.5
 """Of a multiprocessor, for one mma.sync of 16 rows."""
 COPY, ROW_COPY = 4.8, 11.6
@@ -346,10 +344,8 @@ class Division:
         held = min(self.blocks_held, -(-blocks // self.hardware.multiprocessors))
         waves = -(-blocks // places)
         longest = -(-self.units // self.shares)
-        rounds = self.weight_bytes / 4 / (32 * self.warps * WEIGHTS_TOGETHER)
-        setup = SETUP_CYCLES + WEIGHT_CYCLES * rounds
         lone = unit * held + self.chunks * BOX_CYCLES
-        busy = waves * (longest * lone + setup)
+        busy = waves * (longest * lone + SETUP_CYCLES)
         memory = self.problem.bytes / (gather.DRAM_BYTES * self.hardware.multiprocessors)
         whole = max(busy, memory) + UNHIDDEN * min(busy, memory)
         return whole / gather.CLOCK_MHZ + LAUNCH_MICROSECONDS
@@ -423,7 +419,7 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
         for warps, stages, steps, together in product(
             WARPS, BOX_STAGES if boxes else STAGES, STEPS, togethers
         ):
-            for warps_x in (1, 2, 4, 8):
+            for warps_x in (1, 2, 4, 8, 16):
                 if warps_x > warps:
                     continue
                 numbers = m, n, warps, warps_x, stages, steps, together
@@ -434,14 +430,12 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
 
 def legal(way: Division) -> bool:
     channels = way.problem.in_channels // way.problem.groups
-    places = len(way.columns.shifts) * way.tiles_n * 8
     return (
         way.valid > 0
         and (way.steps == 1 or channels > way.channels // 2)
         and (way.block_rows == 1 or way.block_rows < 2 * way.axes[1].count)
         and way.weight_bytes <= MOST_WEIGHTS
         and way.shared_bytes <= min(way.hardware.shared_memory, gather.SHARED_BYTES - 1024)
-        and places <= way.warps * way.sum_rows * way.sum_pitch
         and max(way.box_rows, way.planes) < gather.FARTHEST
         and way.channels * prod(way.problem.in_size) < 1 << 31
         and (not way.boxes or max(way.pitch, way.box_rows, way.planes) <= MOST_BOX)

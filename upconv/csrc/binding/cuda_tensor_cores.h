@@ -77,15 +77,21 @@ inline CudaKernel::Prepared read_overlap(const CallSizes& call,
   return plan;
 }
 
+inline const OverlapParams& overlap_plan(const void* plan) {
+  return *static_cast<const OverlapParams*>(plan);
+}
+
 inline CudaKernel overlap_kernel() {
   return {kOverlapFprop,
           "the mma.sync kernel for few output channels",
           16,
           read_overlap,
-          nullptr,
-          nullptr,
+          [](const void* plan) { return overlap_packed_bytes(overlap_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return overlap_pack(overlap_plan(plan), weight, packed, stream);
+          },
           [](const void* plan, const Operands& operands, int, cudaStream_t stream) {
-            OverlapParams params = *static_cast<const OverlapParams*>(plan);
+            OverlapParams params = overlap_plan(plan);
             params.x = operands.input;
             params.w = operands.weight;
             params.bias = operands.bias;

@@ -11,4 +11,9 @@ cudaError_t overlap_fprop_bf16(const OverlapParams& p, cudaStream_t stream) {
   return cudaErrorInvalidConfiguration;
 }
 
+cudaError_t overlap_pack_bf16(const OverlapParams& p, const void* weight, void* packed,
+                              cudaStream_t stream) {
+  return launch_overlap_pack<gather::Bf16>(p, weight, packed, stream);
+}
+
 }  // namespace upconv

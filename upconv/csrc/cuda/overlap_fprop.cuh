@@ -67,7 +67,6 @@ struct Shared {
   BoxStep* steps;
   Row* lines;         // none where the TMA brings the boxes
   uint32_t barriers;  // of each slot: it is full, it is empty
-  int* places;  // set-up only, where the sums will be: of each shift and column, in the weight
 
   __device__ Shared(const OverlapParams& p, unsigned char* memory) {
     const int warp = threadIdx.x / 32;
@@ -80,7 +79,6 @@ struct Shared {
     steps = reinterpret_cast<BoxStep*>(rows + p.warps * p.sums);
     lines = reinterpret_cast<Row*>(steps + p.shifts * p.steps);
     barriers = mma_ptx::shared_address(memory) + p.shared_bytes - 16 * p.stages;
-    places = reinterpret_cast<int*>(all);
   }
 
   __device__ __forceinline__ uint32_t full(int slot) const { return barriers + 16 * slot; }
@@ -142,35 +140,8 @@ __device__ __forceinline__ void list_box(const OverlapParams& p, Row* lines) {
   }
 }
 
-// The tap of a dimension that leads from a phase to a shift; -1: none.
-__device__ __forceinline__ int tap_at(int phase, int shift, int stride, int dilation, Divider by,
-                                      int kernel) {
-  const int reach = phase - shift * stride;
-  if (reach < 0) return -1;
-  const int tap = by(reach);
-  return tap * dilation == reach && tap < kernel ? tap : -1;
-}
-
-// Where the weights of a column of the product are for a shift, in those of an input channel; -1:
-// nowhere.
-__device__ __forceinline__ int place_of(const OverlapParams& p, const OverlapShift& at,
-                                        int column) {
-  int found = -1;
-  for (int i = 0; i < p.sums; ++i) {
-    const OverlapSum& sum = p.sum[i];
-    const int tap = column - sum.column;
-    if (sum.column < 0 || tap < 0 || tap >= p.kernel_x) continue;
-    const int z = tap_at(sum.z, at.z, p.stride_z, p.dilation_z, p.by_dilation_z, p.kernel_z);
-    const int y = tap_at(sum.y, at.y, p.stride_y, p.dilation_y, p.by_dilation_y, p.kernel_y);
-    if (z < 0 || y < 0) continue;
-    found = ((sum.channel * p.kernel_z + z) * p.kernel_y + y) * p.kernel_x + tap;
-  }
-  return found;
-}
-
 template <typename Operand>
-__device__ __forceinline__ void list_steps(const OverlapParams& p, const Shared& shared,
-                                           int columns) {
+__device__ __forceinline__ void list_steps(const OverlapParams& p, const Shared& shared) {
   const int channel_bytes = p.pitch * kBytes<Operand>, shift = 31 - __clz(p.steps);
   for (int i = threadIdx.x; i < p.shifts << shift; i += blockDim.x) {
     const OverlapShift& at = p.shift[i >> shift];
@@ -178,57 +149,15 @@ __device__ __forceinline__ void list_steps(const OverlapParams& p, const Shared&
     const int channel = (i & (p.steps - 1)) * kStep<Operand>;
     shared.steps[i] = {(line * p.channels + channel) * channel_bytes, at.tiles};
   }
-  for (int i = 0; i < p.shifts; ++i) {
-    for (int column = threadIdx.x; column < columns; column += blockDim.x) {
-      shared.places[i * columns + column] = place_of(p, p.shift[i], column);
-    }
-  }
 }
 
-// The weights of a group as [box][shift][step of K][tile of 8 columns][lane][two registers].
-// Several are on their way before the first one is written.
-template <typename Operand, int kN>
-__device__ __forceinline__ void pack_weights(const OverlapParams& p, const Shared& shared,
+__device__ __forceinline__ void load_weights(const OverlapParams& p, const Shared& shared,
                                              int group) {
-  using Element = typename Operand::Element;
-  constexpr int kTogether = 8, kPer = Operand::kPer;
-  const int each = p.out_channels * p.kernel_z * p.kernel_y * p.kernel_x;
-  const Element* const weights =
-      static_cast<const Element*>(p.w) + static_cast<int64_t>(group) * p.in_channels * each;
-  uint32_t* const to = reinterpret_cast<uint32_t*>(shared.weights);
-  const int total = p.chunks * p.shifts * p.steps * kN * 64;
-  const int step_shift = 31 - __clz(p.steps);
-  for (int first = threadIdx.x; first < total; first += kTogether * blockDim.x) {
-    Element read[kTogether][kPer];
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int word = first + i * blockDim.x, lane = word >> 1 & 31, fragment = word >> 6;
-      const int step = fragment / kN & (p.steps - 1);
-      int chunk = fragment / kN >> step_shift;
-      const int shift = split_off(chunk, p.by_shifts, p.shifts);
-      const int column = fragment % kN * 8 + lane / 4;
-      const int channel =
-          chunk * p.channels + step * kStep<Operand> + ((word & 1) * 4 + (lane & 3)) * kPer;
-      const int place = word < total ? shared.places[shift * 8 * kN + column] : -1;
-#pragma unroll
-      for (int e = 0; e < kPer; ++e) {
-        const bool exists = place >= 0 && channel + e < p.in_channels;
-        read[i][e] = exists ? weights[(channel + e) * each + place] : Operand::from_float(0.f);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int word = first + i * blockDim.x;
-      if (word >= total) break;
-      uint32_t bits;
-      if constexpr (kPer == 1) {
-        bits = Operand::prepare(__float_as_uint(read[i][0]));
-      } else {
-        bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(read[i][1])) << 16 |
-               reinterpret_cast<const uint16_t&>(read[i][0]);
-      }
-      to[word] = bits;
-    }
+  const unsigned char* const from =
+      static_cast<const unsigned char*>(p.w) + static_cast<int64_t>(group) * p.weight_bytes;
+  const uint32_t to = mma_ptx::shared_address(shared.weights);
+  for (int at = threadIdx.x * 16; at < p.weight_bytes; at += blockDim.x * 16) {
+    mma_ptx::copy_async16(to + at, from + at);
   }
 }
 
@@ -529,10 +458,76 @@ __device__ __forceinline__ void store_unit(const OverlapParams& p, const Shared&
   for (int i = 0; i < kM * kN * 4; ++i) sums[i / (4 * kN)][i / 4 % kN][i % 4] = 0.f;
 }
 
+// --- Packing ---------------------------------------------------------------------------------
+
+// The tap of a dimension that leads from a phase to a shift; -1: none.
+__device__ __forceinline__ int tap_at(int phase, int shift, int stride, int dilation, Divider by,
+                                      int kernel) {
+  const int reach = phase - shift * stride;
+  if (reach < 0) return -1;
+  const int tap = by(reach);
+  return tap * dilation == reach && tap < kernel ? tap : -1;
+}
+
+// Where the weights of a column of the product are for a shift, in those of an input channel; -1:
+// nowhere.
+__device__ __forceinline__ int place_of(const OverlapParams& p, const OverlapShift& at,
+                                        int column) {
+  int found = -1;
+  for (int i = 0; i < p.sums; ++i) {
+    const OverlapSum& sum = p.sum[i];
+    const int tap = column - sum.column;
+    if (sum.column < 0 || tap < 0 || tap >= p.kernel_x) continue;
+    const int z = tap_at(sum.z, at.z, p.stride_z, p.dilation_z, p.by_dilation_z, p.kernel_z);
+    const int y = tap_at(sum.y, at.y, p.stride_y, p.dilation_y, p.by_dilation_y, p.kernel_y);
+    if (z < 0 || y < 0) continue;
+    found = ((sum.channel * p.kernel_z + z) * p.kernel_y + y) * p.kernel_x + tap;
+  }
+  return found;
+}
+
+// The weights of each group as [box][shift][step of K][tile of 8 columns][lane][two registers]: a
+// thread has a register, blockIdx.y is the group.
+template <typename Operand>
+__global__ void __launch_bounds__(kOverlapPackThreads)
+    overlap_pack_kernel(const __grid_constant__ OverlapParams p, const void* weight, void* packed) {
+  using Element = typename Operand::Element;
+  constexpr int kPer = Operand::kPer;
+  const int word = blockIdx.x * kOverlapPackThreads + threadIdx.x, lane = word >> 1 & 31;
+  if (word * 4 >= p.weight_bytes) return;
+  int step = word >> 6;
+  const int tile = split_off(step, p.by_tiles_n, p.tiles_n);
+  int shift = step >> (31 - __clz(p.steps));
+  step &= p.steps - 1;
+  int chunk = shift;
+  shift = split_off(chunk, p.by_shifts, p.shifts);
+  const int channel =
+      chunk * p.channels + step * kStep<Operand> + ((word & 1) * 4 + (lane & 3)) * kPer;
+  const int place = place_of(p, p.shift[shift], tile * 8 + lane / 4);
+  const int each = p.out_channels * p.kernel_z * p.kernel_y * p.kernel_x;
+  const Element* const from =
+      static_cast<const Element*>(weight) + static_cast<int64_t>(blockIdx.y) * p.in_channels * each;
+  Element read[kPer];
+#pragma unroll
+  for (int e = 0; e < kPer; ++e) {
+    const bool exists = place >= 0 && channel + e < p.in_channels;
+    read[e] = exists ? from[(channel + e) * each + place] : Operand::from_float(0.f);
+  }
+  uint32_t bits;
+  if constexpr (kPer == 1) {
+    bits = Operand::prepare(__float_as_uint(read[0]));
+  } else {
+    bits = static_cast<uint32_t>(reinterpret_cast<const uint16_t&>(read[1])) << 16 |
+           reinterpret_cast<const uint16_t&>(read[0]);
+  }
+  static_cast<uint32_t*>(packed)[static_cast<int64_t>(blockIdx.y) * (p.weight_bytes / 4) + word] =
+      bits;
+}
+
 // --- The kernel ------------------------------------------------------------------------------
 
 template <typename Operand, bool kBoxes, int kM, int kN>
-__global__ void __launch_bounds__(kOverlapThreads, 2)
+__global__ void __launch_bounds__(kOverlapThreads, 1)
     overlap_fprop_kernel(const __grid_constant__ OverlapParams p,
                          const __grid_constant__ OverlapBoxes boxes) {
   const Shared shared(p, shared_memory());
@@ -552,7 +547,8 @@ __global__ void __launch_bounds__(kOverlapThreads, 2)
   } else {
     list_box(p, shared.lines);
   }
-  list_steps<Operand>(p, shared, 8 * kN);
+  load_weights(p, shared, group);
+  list_steps<Operand>(p, shared);
   __syncthreads();
 
   // Box `index`, into a slot that has been handed back as often as `slot` says. Of boxes by TMA
@@ -577,8 +573,11 @@ __global__ void __launch_bounds__(kOverlapThreads, 2)
   };
   Slot before;  // of the box before this one
   for (int i = 0; i < p.stages - 1; ++i, before.advance(p)) load(i, before, false);
-  pack_weights<Operand, kN>(p, shared, group);  // while the first boxes are on their way
-  __syncthreads();
+  if constexpr (kBoxes) {  // else the weights belong to what the first box is waited for with
+    mma_ptx::copy_async_commit();
+    mma_ptx::copy_async_wait<0>();
+    __syncthreads();
+  }
 
   float sums[kM][kN][4] = {};
   const Warp warp(p);

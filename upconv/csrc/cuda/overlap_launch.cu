@@ -33,7 +33,7 @@ bool complete(OverlapParams* plan) {
   } divisors[] = {{p.warps_x, &p.by_warps_x},       {p.shares, &p.by_shares},
                   {p.tiles_x, &p.by_tiles_x},       {p.units_y, &p.by_units_y},
                   {p.count_z, &p.by_count_z},       {p.shifts, &p.by_shifts},
-                  {p.kernel_x, &p.by_kernel_x},     {p.box_rows, &p.by_rows},
+                  {p.tiles_n, &p.by_tiles_n},       {p.box_rows, &p.by_rows},
                   {p.dilation_z, &p.by_dilation_z}, {p.dilation_y, &p.by_dilation_y}};
   for (const auto& each : divisors) {
     if (each.divisor < 1) return false;
@@ -71,10 +71,26 @@ bool read_overlap_plan(const int64_t* record, int64_t length, OverlapParams* pla
 }
 
 #define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)
-#define UPCONV_DECLARE(index, name) \
-  cudaError_t overlap_fprop_##name(const OverlapParams&, cudaStream_t);
+#define UPCONV_DECLARE(index, name)                                     \
+  cudaError_t overlap_fprop_##name(const OverlapParams&, cudaStream_t); \
+  cudaError_t overlap_pack_##name(const OverlapParams&, const void*, void*, cudaStream_t);
 UPCONV_TYPES(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
+
+int64_t overlap_packed_bytes(const OverlapParams& p) {
+  return static_cast<int64_t>(p.groups) * p.weight_bytes;
+}
+
+cudaError_t overlap_pack(const OverlapParams& p, const void* weight, void* packed,
+                         cudaStream_t stream) {
+#define UPCONV_TRY(index, name)                                                 \
+  if constexpr (is_here(index)) {                                               \
+    if (p.type == index) return overlap_pack_##name(p, weight, packed, stream); \
+  }
+  UPCONV_TYPES(UPCONV_TRY)
+#undef UPCONV_TRY
+  return cudaErrorInvalidConfiguration;
+}
 
 cudaError_t overlap_fprop(const OverlapParams& p, cudaStream_t stream) {
 #define UPCONV_TRY(index, name)                                  \

@@ -35,6 +35,16 @@ cudaError_t describe_boxes(const OverlapParams& p, OverlapBoxes* boxes) {
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+template <typename Operand>
+cudaError_t launch_overlap_pack(const OverlapParams& p, const void* weight, void* packed,
+                                cudaStream_t stream) {
+  const int words = p.weight_bytes / 4;
+  const dim3 blocks((words + kOverlapPackThreads - 1) / kOverlapPackThreads, p.groups);
+  overlap::overlap_pack_kernel<Operand>
+      <<<blocks, kOverlapPackThreads, 0, stream>>>(p, weight, packed);
+  return cudaGetLastError();
+}
+
 template <typename Operand, bool kBoxes, int kM, int kN>
 cudaError_t launch_overlap(const OverlapParams& p, cudaStream_t stream) {
   const auto kernel = overlap::overlap_fprop_kernel<Operand, kBoxes, kM, kN>;

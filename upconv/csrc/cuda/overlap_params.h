@@ -9,10 +9,11 @@
 
 namespace upconv {
 
-constexpr int kOverlapThreads = 256;  // of a block, at most
-constexpr int kOverlapShifts = 64;    // input rows that an output row meets, over all phases
-constexpr int kOverlapSums = 64;      // output channels times phases of depth and height
-constexpr int kOverlapPhases = 64;    // of the width
+constexpr int kOverlapThreads = 512;  // of a block, at most
+constexpr int kOverlapPackThreads = 128;
+constexpr int kOverlapShifts = 64;  // input rows that an output row meets, over all phases
+constexpr int kOverlapSums = 64;    // output channels times phases of depth and height
+constexpr int kOverlapPhases = 64;  // of the width
 
 // Every tile of a warp that the planner may ask for, pixels in 16s and columns in 8s: where the TMA
 // brings boxes, where copies do, and where float32 must not be rounded ("split", boxes alone). The
@@ -122,7 +123,7 @@ struct alignas(64) OverlapBoxes {
 
 struct OverlapParams {
   const void* x;
-  const void* w;
+  const void* w;     // packed
   const void* bias;  // null where there is none
   void* y;
   UPCONV_OVERLAP_FIELDS(UPCONV_DECLARE)
@@ -137,7 +138,7 @@ struct OverlapParams {
   int units_y, units;           // rows of blocks in a plane, and units of a group
   int each, more;               // units of a block; the first `more` have one more
   int even_taps;                // of a phase of the width, or one less; 0: neither
-  Divider by_warps_x, by_shares, by_tiles_x, by_units_y, by_count_z, by_shifts, by_kernel_x,
+  Divider by_warps_x, by_shares, by_tiles_x, by_units_y, by_count_z, by_shifts, by_tiles_n,
       by_stride_x;
   Divider by_rows, by_dilation_z, by_dilation_y;
 };

@@ -10,4 +10,9 @@ cudaError_t overlap_fprop_split(const OverlapParams& p, cudaStream_t stream) {
   return cudaErrorInvalidConfiguration;
 }
 
+cudaError_t overlap_pack_split(const OverlapParams& p, const void* weight, void* packed,
+                               cudaStream_t stream) {
+  return launch_overlap_pack<gather::Split>(p, weight, packed, stream);
+}
+
 }  // namespace upconv

@@ -11,4 +11,9 @@ cudaError_t overlap_fprop_tf32(const OverlapParams& p, cudaStream_t stream) {
   return cudaErrorInvalidConfiguration;
 }
 
+cudaError_t overlap_pack_tf32(const OverlapParams& p, const void* weight, void* packed,
+                              cudaStream_t stream) {
+  return launch_overlap_pack<gather::Tf32>(p, weight, packed, stream);
+}
+
 }  // namespace upconv
