@@ -77,7 +77,7 @@ def test_every_kernel_is_in_a_library() -> None:
     # bias's gradient is wanted with the weight's and without it.
     shared = kernels[0] & kernels[1]
     assert "bias_gradient.cu" in shared
-    assert {name.split("_")[0] for name in shared} == {"bias", "direct", "gather"}
+    assert {name.split("_")[0] for name in shared} == {"bias", "depthwise", "direct", "gather"}
     for number, spec in enumerate(specs):
         assert f"-DUPCONV_WGRAD={number}" in spec.cflags
         assert f"-DUPCONV_WGRAD={number}" in spec.cuda_cflags
