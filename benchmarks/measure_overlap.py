@@ -62,8 +62,8 @@ IDENTITY = ("tiles_m", "tiles_n", "warps", "warps_x", "stages", "steps", "togeth
 CONSTANTS = (
     *("LAUNCH_MICROSECONDS", "SETUP_CYCLES", "PRODUCT_CYCLES", "COPY"),
     *("ROW_COPY", "BOX_INSTRUCTIONS", "UNIT_INSTRUCTIONS", "ADD", "ADD_TAP", "ISSUE"),
-    *("BOX_CYCLES",),
-    *("STAGED_BYTES", "UNHIDDEN"),
+    *("BOX_CYCLES", "THIN", "PASS_INSTRUCTIONS", "PASS_COLUMN"),
+    *("STAGED_BYTES", "CACHE_BYTES", "UNHIDDEN"),
 )
 MOST = 32
 
@@ -170,8 +170,8 @@ def fit(lines: list[dict[str, Any]]) -> None:
 
     draw, values = random.Random(0), [1.0] * len(CONSTANTS)
     least = errors(values)
-    for step in range(600):  # a random walk downhill, of ever smaller steps
-        width = 0.4 * 0.995**step
+    for step in range(900):  # a random walk downhill, of ever smaller steps
+        width = 0.4 * 0.996**step
         tried = [
             value * (1 + width * draw.uniform(-1, 1)) if draw.random() < 0.4 else value
             for value in values

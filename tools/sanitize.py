@@ -18,6 +18,7 @@ from upconv.planner import (
     direct_wgrad,
     gather_igrad,
     gather_wgrad,
+    overlap,
     sm90,
     sm90_patch,
     sm90_patch_wgrad,
@@ -100,6 +101,16 @@ DEPTHWISE_SWEEP = [
     (9, 3, (1500,), 4, 2, 1, torch.float32),
     (2, 4, (4, 9, 17), 4, 2, 1, torch.bfloat16),
     (2, 7, (9, 15), 2, 2, 0, torch.float32),
+]
+
+# batch, in, out, size, kernel, stride, padding, output padding, groups, dtype
+OVERLAP_SWEEP = [
+    (2, 13, 1, (20, 40), 9, 3, 4, 2, 1, torch.float32),
+    (3, 18, 3, (6, 16), 4, 2, 1, 0, 1, torch.bfloat16),
+    (2, 20, 1, (333,), 7, 1, 3, 0, 1, torch.float16),
+    (2, 9, 2, (5, 72), 3, 2, 1, 1, 1, torch.float32),
+    (1, 8, 1, (3, 4, 24), (2, 3, 5), (2, 1, 2), 0, 0, 1, torch.bfloat16),
+    (2, 20, 4, (5, 17), 5, 2, 2, 1, 4, torch.bfloat16),
 ]
 
 # size of grad_output, channels_last, dtype
@@ -229,6 +240,16 @@ def direct_gradient_sweep() -> None:
         print("clean, gradients of few channels", batch, cin, cout, size, kernel, s, dtype)
 
 
+def overlap_sweep() -> None:
+    for batch, cin, cout, size, kernel, s, p, op, groups, dtype in OVERLAP_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
+        with torch.no_grad(), ops.forced(overlap.KERNEL):
+            y = operator(x, w, None, s, p, op, groups)
+        torch.cuda.synchronize()
+        assert bool(torch.isfinite(y).all())
+        print("clean, few output channels", batch, cin, cout, size, kernel, s, dtype)
+
+
 def depthwise_sweep() -> None:
     for batch, channels, size, kernel, s, p, dtype in DEPTHWISE_SWEEP:
         operator, x, w = layer(batch, channels, channels, size, kernel, channels, dtype)
@@ -261,6 +282,7 @@ def main() -> None:
     for precision in ("tf32", "ieee"):
         torch.backends.cudnn.conv.fp32_precision = precision
         direct_gradient_sweep()
+        overlap_sweep()
         forward_sweep()
     strict_patch_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"

@@ -14,8 +14,7 @@ bool complete(OverlapParams* plan) {
   p.out_plane = static_cast<int64_t>(p.out_d) * p.out_h * p.out_w;
   p.channels = wide * p.steps;
   if (p.warps < 1 || 32 * p.warps > kOverlapThreads || p.warps_x < 1 || p.warps % p.warps_x != 0 ||
-      p.channels < 1 || (p.channels & (p.channels - 1)) != 0 || p.stages < 2 ||
-      p.stages > (p.boxes ? 6 : 3))
+      p.channels < 1 || (p.channels & (p.channels - 1)) != 0 || p.stages < 2 || p.stages > 3)
     return false;
   p.rows = p.warps / p.warps_x;
   p.chunks = (p.in_channels + p.channels - 1) / p.channels;

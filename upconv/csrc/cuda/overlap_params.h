@@ -32,7 +32,7 @@ constexpr int kOverlapPhases = 64;  // of the width
   X(tiles_n) /* tiles of 8 columns: sums, times the taps of the width */              \
   X(warps)                                                                            \
   X(warps_x)  /* warps side by side; the others take further rows of places */        \
-  X(stages)   /* boxes in shared memory, 2 or 3, up to 6 by TMA */                    \
+  X(stages)   /* boxes in shared memory, 2 or 3 */                                    \
   X(steps)    /* of K in a box: 8 or 16 channels each */                              \
   X(together) /* sums that are added up at a time */                                  \
   X(batch)                                                                            \
