@@ -52,7 +52,7 @@ def test_planner_and_header_agree() -> None:
         ("COPY", overlap.COPY_TILES),
         ("SPLIT", overlap.SPLIT_TILES),
     ):
-        line = re.search(rf"UPCONV_OVERLAP_{name}_TILES\(X\)(.*)", header.text)
+        line = re.search(rf"UPCONV_OVERLAP_{name}_TILES\(X\)((?:[^\\\n]|\\\n)*)\n", header.text)
         assert line
         found = re.findall(r"X\((\d+), (\d+)\)", line.group(1))
         assert tuple((int(m), int(n)) for m, n in found) == tiles

@@ -19,7 +19,7 @@ from .problem import Hardware, Problem
 
 KERNEL = "overlap_fprop"
 
-BOX_TILES = ((4, 1), (4, 2), (4, 3), (4, 4), (2, 4), (2, 8))
+BOX_TILES = ((4, 1), (4, 2), (4, 3), (4, 4), (3, 2), (3, 3), (3, 4), (2, 4), (2, 8))
 COPY_TILES = ((4, 2), (4, 4), (2, 8))
 SPLIT_TILES = ((4, 1), (2, 2), (2, 4))
 """Pixels in 16s and columns in 8s of a warp: where the TMA brings boxes, where copies do, and where
@@ -230,7 +230,7 @@ class Division:
             passes, copies = gather.copies(self.box_lines, self.box_columns, width, self.element)
             box += (copies * COPY + passes * ROW_COPY) / self.warps
         taps = max(len(phase) for phase in self.axes[2].phases)
-        outputs = self.pixels // 32 * self.problem.stride[-1]
+        outputs = -(-self.pixels // 32) * self.problem.stride[-1]
         each = ADD / self.store + (ADD_TAP + (taps > 3) * 4) * taps
         adding = len(self.columns.sums) * (15 + outputs * each)
         passes = -(-len(self.columns.sums) // self.together)
@@ -331,7 +331,7 @@ def divisions(problem: Problem, hardware: Hardware) -> Iterator[Division]:
     sums = len(columns.sums)
     togethers = sorted({sums, -(-sums // 2), -(-sums // 4)})
     for m, n in fitting:
-        if n > least and m >= 4:
+        if n > least and m > 2:
             continue
         for warps, stages, steps, together in product(WARPS, STAGES, STEPS, togethers):
             for warps_x in (1, 2, 4, 8):

@@ -18,7 +18,8 @@ constexpr int kOverlapPhases = 64;  // of the width
 // Every tile of a warp that the planner may ask for, pixels in 16s and columns in 8s: where the TMA
 // brings boxes, where copies do, and where float32 must not be rounded ("split", boxes alone). The
 // same lists are in upconv/planner/overlap.py.
-#define UPCONV_OVERLAP_BOX_TILES(X) X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(2, 4) X(2, 8)
+#define UPCONV_OVERLAP_BOX_TILES(X) \
+  X(4, 1) X(4, 2) X(4, 3) X(4, 4) X(3, 2) X(3, 3) X(3, 4) X(2, 4) X(2, 8)
 #define UPCONV_OVERLAP_COPY_TILES(X) X(4, 2) X(4, 4) X(2, 8)
 #define UPCONV_OVERLAP_SPLIT_TILES(X) X(4, 1) X(2, 2) X(2, 4)
 

@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_outputs(typename Operand::Element* to,
 template <typename Operand, int kM, int kVector, int kTaps>
 __device__ __forceinline__ void add_up(const OverlapParams& p, const Shared& shared, int place,
                                        int begin, int end, typename Operand::Element* image) {
-  constexpr int kPlaces = kM / 2;  // of a lane, 32 apart
+  constexpr int kPlaces = (kM + 1) / 2;  // of a lane, 32 apart
   const int lane = threadIdx.x % 32, tap_pitch = p.tap_pitch;
   const int first = (place + lane) * p.stride_x;
   for (int s = begin; s < end; ++s) {
