@@ -58,12 +58,22 @@ struct DepthwiseStep {
 template <typename T>
 __device__ __forceinline__ void place_weights(const DepthwiseParams& p, const T* w, int first,
                                               int lane, float* weights) {
+  constexpr int kTogether = 4;  // on their way at the same time
   const int all = p.kernel_z * p.kernel_y * p.reach_x * p.period;
-  for (int i = lane; i < all; i += p.lanes) {
-    const int line = p.by_period(i), column = first + i - line * p.period;
-    const int row = p.by_reach_x(line), h = line - row * p.reach_x;
-    const int kx = column - p.by_stride_x(column) * p.stride_x + h * p.stride_x;
-    weights[i] = kx < p.kernel_x ? widen(w[row * p.kernel_x + kx]) : 0.f;
+  for (int i = lane; i < all; i += kTogether * p.lanes) {
+    T found[kTogether];
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      const int at = i + n * p.lanes;
+      const int line = p.by_period(at), column = first + at - line * p.period;
+      const int row = p.by_reach_x(line), h = line - row * p.reach_x;
+      const int kx = column - p.by_stride_x(column) * p.stride_x + h * p.stride_x;
+      found[n] = narrow<T>(0.f);
+      if (at < all && kx < p.kernel_x) found[n] = w[row * p.kernel_x + kx];
+    }
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n)
+      if (i + n * p.lanes < all) weights[i + n * p.lanes] = widen(found[n]);
   }
 }
 
@@ -97,12 +107,22 @@ __device__ __forceinline__ float add_columns(const DepthwiseParams& p, const flo
 template <int kReachX, int kStride, typename T>
 __device__ __forceinline__ void store_rows(const DepthwiseParams& p, const DepthwiseUnit& unit,
                                            int lane, int row, const float* sums, T* gx) {
-  for (int n = lane; n < kDepthwiseRows * p.tile; n += p.lanes) {
-    const int k = p.by_tile(n), x = n - k * p.tile;
-    if (x >= unit.width || !below(row + k, unit.rows)) continue;
-    const float sum =
-        add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions, x * p.stride_x);
-    gx[(row + k) * p.in_pitch + x] = narrow<T>(sum);
+  constexpr int kTogether = 2;  // so that one's way from shared memory hides the other's
+  const int all = kDepthwiseRows * p.tile;
+  for (int n = lane; n < all; n += kTogether * p.lanes) {
+    float found[kTogether];
+    int64_t places[kTogether];
+    bool wanted[kTogether];
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) {
+      const int at = min(n + i * p.lanes, all - 1), k = p.by_tile(at), x = at - k * p.tile;
+      wanted[i] = n + i * p.lanes < all && x < unit.width && below(row + k, unit.rows);
+      places[i] = (row + k) * p.in_pitch + x;
+      found[i] = add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions, x * p.stride_x);
+    }
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i)
+      if (wanted[i]) gx[places[i]] = narrow<T>(found[i]);
   }
 }
 

@@ -48,6 +48,10 @@ struct DepthwisePart {
   }
 };
 
+// Elements of x that a thread reads before it places the first of them: their way from memory is
+// what a unit begins with.
+constexpr int kPlacedTogether = 8;
+
 // The part of x that a unit meets, in shared memory: zeros where there is none. All threads of a
 // team have a share.
 template <typename T>
@@ -56,12 +60,19 @@ __device__ __forceinline__ void place_input(const DepthwiseParams& p, const T* x
                                             float* place) {
   const int row = part.b - (p.reach_y - 1);
   const int column = p.by_stride_x(part.x + p.padding_x) - (p.reach_x - 1);
-  const int all = (p.strip + p.reach_y - 1) * p.x_columns;
-#pragma unroll 4
-  for (int i = index; i < all; i += p.lanes * p.row_groups) {
-    const int down = p.by_x_columns(i), iy = row + down, ix = column + i - down * p.x_columns;
-    const bool inside = there && below(iy, p.in_h) && below(ix, p.in_w);
-    place[i] = inside ? widen(x[iy * p.in_pitch + ix]) : 0.f;
+  const int all = (p.strip + p.reach_y - 1) * p.x_columns, step = p.lanes * p.row_groups;
+  for (int i = index; i < all; i += kPlacedTogether * step) {
+    T found[kPlacedTogether];
+#pragma unroll
+    for (int n = 0; n < kPlacedTogether; ++n) {
+      const int at = i + n * step, down = p.by_x_columns(at);
+      const int iy = row + down, ix = column + at - down * p.x_columns;
+      const bool inside = there & (at < all) & below(iy, p.in_h) & below(ix, p.in_w);
+      found[n] = inside ? x[iy * p.in_pitch + ix] : narrow<T>(0.f);
+    }
+#pragma unroll
+    for (int n = 0; n < kPlacedTogether; ++n)
+      if (i + n * step < all) place[i + n * step] = widen(found[n]);
   }
 }
 
@@ -222,14 +233,18 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         }
       }
       if (adds_bias) {
+        if constexpr (sizeof(T) == 4) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if constexpr (sizeof(T) == 4) {
+          for (int i = 0; i < kRows; ++i) {
             bias += (static_cast<double>(gy_own[i][0]) + gy_own[i][1]) +
                     (static_cast<double>(gy_own[i][2]) + gy_own[i][3]);
-          } else {
-            bias += (gy_own[i][0] + gy_own[i][1]) + (gy_own[i][2] + gy_own[i][3]);
           }
+        } else {  // of a few short numbers, a float has room for the sum
+          float few[kRows];
+#pragma unroll
+          for (int i = 0; i < kRows; ++i)
+            few[i] = (gy_own[i][0] + gy_own[i][1]) + (gy_own[i][2] + gy_own[i][3]);
+          bias += kRows == 2 ? few[0] + few[kRows - 1] : few[0];
         }
       }
       if constexpr (kReachY == 2) {
