@@ -158,24 +158,28 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       static_cast<const T*>(p.gy) +
       static_cast<int64_t>(unit.image) * p.channels * p.out_d * p.out_h * p.out_w +
       unit.channel * p.out_channel + column;
-  const int blocks = unit.rows + kReachY - 1;  // of rows that lead to the unit's
+  // Where the blocks end that lead to the unit's rows; nothing is read for a thread without
+  // columns.
+  const int end = (unit.y + unit.rows + kReachY - 1) * p.stride_y - p.padding_y;
+  const int64_t row_step = p.stride_y * p.out_pitch;
+  T* const own_ring = ring + threadIdx.x * kOwn;
+  const int step_size = kRows * apart;
   DepthwiseStep next{unit.y};
   int fill = 0;
   const auto issue = [&] {
     const int oz = unit.z * p.stride_z - p.padding_z + next.kz * p.dilation_z;
     const int oy = next.b * p.stride_y + next.r - p.padding_y;
-    unsigned inside = 0;
+    const bool any = below(oz, p.out_d) && next.r < p.kernel_y && columns > 0;
+    const int limit = any ? max(min(p.out_h, end + next.r), 0) : 0;
+    bool inside[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (below(oy + i * p.stride_y, p.out_h) && next.b + i - unit.y < blocks) inside |= 1u << i;
-    }
-    if (!below(oz, p.out_d) || next.r >= p.kernel_y || columns <= 0) inside = 0;
+    for (int i = 0; i < kRows; ++i) inside[i] = below(oy + i * p.stride_y, limit);
     const int64_t row = static_cast<int64_t>(oz) * p.out_h + oy;
-    bring_rows<kRows>(p.vector, plane + row * p.out_pitch, p.stride_y * p.out_pitch,
-                      ring + fill * kRows * apart + threadIdx.x * kOwn, apart, inside, columns);
+    bring_rows<kRows>(p.vector, plane + row * p.out_pitch, row_step, own_ring + fill, apart, inside,
+                      columns);
     ptx::copy_async_commit();
     next.advance(p);
-    fill = fill + 1 < kStages ? fill + 1 : 0;
+    fill = fill < (kStages - 1) * step_size ? fill + step_size : 0;
   };
 #pragma unroll 1
   for (int i = 1; i < kStages; ++i) issue();
@@ -201,25 +205,26 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
                 unit.channel * p.in_channel +
                 (static_cast<int64_t>(unit.z) * p.in_h + unit.y) * p.in_pitch + unit.x;
 
+  const int block_weights = p.stride_y * line;
   float held[kHeld][kReachX][kOwn] = {};  // row k is that of block b + k - (kReachY - 1)
   int take = 0;
 #pragma unroll 1
   for (int group = 0; group < p.groups; ++group) {
 #pragma unroll 1
     for (int kz = 0; kz < p.kernel_z; ++kz) {
+      const float* row_weights = mine + kz * p.kernel_y * line;
 #pragma unroll 1
-      for (int r = 0; r < p.stride_y; ++r) {
+      for (int r = 0; r < p.stride_y; ++r, row_weights += line) {
         issue();
         ptx::copy_async_wait<kStages - 1>();
         float gy[kRows][kOwn];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i)
-          read_own(ring + (take * kRows + i) * apart + threadIdx.x * kOwn, gy[i]);
-        take = take + 1 < kStages ? take + 1 : 0;
+        for (int i = 0; i < kRows; ++i) read_own(own_ring + take + i * apart, gy[i]);
+        take = take < (kStages - 1) * step_size ? take + step_size : 0;
 #pragma unroll
         for (int hy = 0; hy < kReachY; ++hy) {
           if (hy == kReachY - 1 && r >= p.last_y) break;
-          const float* from = mine + (kz * p.kernel_y + r + hy * p.stride_y) * line;
+          const float* from = row_weights + hy * block_weights;
 #pragma unroll
           for (int hx = 0; hx < kReachX; ++hx) {
             const auto by = *reinterpret_cast<const Vector<float, kOwn>*>(from + hx * p.period);

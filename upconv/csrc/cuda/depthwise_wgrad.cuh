@@ -165,6 +165,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   for (int j = 0; j < kOwn; ++j)
     pixels[j] = p.by_stride_x(kOwn * role.lane + j + pad) + kReachX - 1;
 
+  T* const own_ring = ring + threadIdx.x * kOwn;
+  const int step_size = kRows * apart, own_rows = p.stride_y - role.row_group * kRows;
+  const int64_t row_step = p.stride_y * p.out_pitch;
   float sums[kRows][kReachY][kReachX][kOwn] = {};
   double bias = 0.;
 #pragma unroll 1
@@ -175,22 +178,20 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     const int oz = part.z * p.stride_z - p.padding_z + kz * p.dilation_z;
     const int columns = p.out_w - part.x - kOwn * role.lane;
     const bool met = there && below(oz, p.out_d);
-    const T* const gy = gy_channel + part.image * image_outputs +
-                        static_cast<int64_t>(oz) * p.out_h * p.out_w + part.x + kOwn * role.lane;
-    int oy = part.b * p.stride_y + role.row_group * kRows - p.padding_y, ahead = 0, fill = 0;
+    int oy = part.b * p.stride_y + role.row_group * kRows - p.padding_y, fill = 0;
+    const T* gy = gy_channel + part.image * image_outputs +
+                  (static_cast<int64_t>(oz) * p.out_h + oy) * p.out_pitch + part.x +
+                  kOwn * role.lane;
+    const int limit = met && columns > 0 ? max(min(p.out_h, oy + p.strip * p.stride_y), 0) : 0;
     const auto issue = [&] {
-      unsigned inside = 0;
+      bool inside[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (below(oy + i, p.out_h) && role.row_group * kRows + i < p.stride_y) inside |= 1u << i;
-      }
-      if (!met || columns <= 0 || ahead >= p.strip) inside = 0;
-      bring_rows<kRows>(p.vector, gy + oy * p.out_pitch, p.out_pitch,
-                        ring + fill * kRows * apart + threadIdx.x * kOwn, apart, inside, columns);
+      for (int i = 0; i < kRows; ++i) inside[i] = i < own_rows && below(oy + i, limit);
+      bring_rows<kRows>(p.vector, gy, p.out_pitch, own_ring + fill, apart, inside, columns);
       ptx::copy_async_commit();
       oy += p.stride_y;
-      ++ahead;
-      fill = fill + 1 < kStages ? fill + 1 : 0;
+      gy += row_step;
+      fill = fill < (kStages - 1) * step_size ? fill + step_size : 0;
     };
 #pragma unroll 1
     for (int i = 1; i < kStages; ++i) issue();
@@ -217,9 +218,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       ptx::copy_async_wait<kStages - 1>();
       float gy_own[kRows][kOwn];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        read_own(ring + (take * kRows + i) * apart + threadIdx.x * kOwn, gy_own[i]);
-      take = take + 1 < kStages ? take + 1 : 0;
+      for (int i = 0; i < kRows; ++i) read_own(own_ring + take + i * apart, gy_own[i]);
+      take = take < (kStages - 1) * step_size ? take + step_size : 0;
       read_input(x[0]);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
