@@ -46,7 +46,7 @@ LIMITS = {
         "GROUP_CYCLES": (50.0, 4000.0),
         "PIXEL_CYCLES": (10.0, 800.0),
         "GROUP_INSTRUCTIONS": (20.0, 400.0),
-        "PIXEL_INSTRUCTIONS": (5.0, 80.0),
+        "PIXEL_INSTRUCTIONS": (20.0, 160.0),
     },
     depthwise_wgrad: {
         **BOTH,

@@ -17,8 +17,9 @@ OLDEST = (8, 0)
 COLUMNS = 4
 """Of grad_output in a thread."""
 MOST_THREADS = 256
-PAD = 32
-"""Words of shared memory before one that is left out, where columns are a power of 2 apart."""
+PAD = 8
+"""Places of shared memory before one that is left out, where columns are a power of 2 apart."""
+MOST_PAD = 32
 MOST_REACH = 2
 SHARED_BYTES = 227 * 1024
 """Of a multiprocessor, for all of its blocks, each of which costs 1 KiB more than it asks for."""

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from . import depthwise
 from .candidate import Candidate, Refusal
-from .depthwise import COLUMNS, MOST_THREADS, PAD, Layer
+from .depthwise import COLUMNS, MOST_PAD, MOST_THREADS, PAD, Layer
 from .problem import Hardware, Problem
 
 KERNEL = "depthwise_igrad"
@@ -23,7 +23,7 @@ ROWS = 4
 """Of grad_output that a thread brings at a time."""
 STAGES = {4: 3, 2: 5}
 """Steps on their way, by the bytes of an element."""
-REGISTERS = 104
+REGISTERS = 112
 THREADS = (64, 128, 256)
 STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 LANES = (256, 128, 64)
@@ -42,14 +42,14 @@ START_CYCLES = 500.0
 GROUP_CYCLES = 535.0
 STEP_CYCLES = 544.0
 ARRIVAL_CYCLES = 597.0
-PIXEL_CYCLES = 303.0
+PIXEL_CYCLES = 350.0
 """Of a block that is alone: for the barriers of a group of rows, for a step and its share of the
-time that rows take to come, and for a pixel of a thread."""
+time that rows take to come, and for a column of pixels of a thread."""
 START_INSTRUCTIONS = 919.0
 GROUP_INSTRUCTIONS = 157.0
 STEP_INSTRUCTIONS = 4.04
-PIXEL_INSTRUCTIONS = 34.1
-COPY_INSTRUCTIONS = 15.3
+PIXEL_INSTRUCTIONS = 60.0
+COPY_INSTRUCTIONS = 6.0
 PIECE_INSTRUCTIONS = 11.5
 """For each row that a thread brings, and for each of its copies."""
 WIDEN_INSTRUCTIONS = 0.573
@@ -106,7 +106,9 @@ class Division:
         ring = STAGES[layer.element] * ROWS * self.threads * COLUMNS * layer.element
         weights = layer.kernel[0] * layer.kernel[1] * layer.reach_x * layer.period
         columns = (self.tile + layer.reach_x - 1) * layer.stride[2]
-        padded = columns + ((columns - 1) // PAD if PAD % layer.stride[2] == 0 else 0)
+        stride = layer.stride[2]
+        left_out = (columns - 1) // max(PAD, stride) if MOST_PAD % stride == 0 else 0
+        padded = columns + left_out
         return ring + self.teams * (weights + ROWS * layer.reach_x * padded) * 4
 
     @cached_property
@@ -116,8 +118,8 @@ class Division:
 
     @property
     def pixels(self) -> int:
-        """Of a thread, after each group of rows."""
-        return -(-ROWS * self.tile // self.lanes)
+        """Of a thread, after each group of rows: columns of so many rows."""
+        return -(-self.tile // self.lanes)
 
     @property
     def steps(self) -> int:
@@ -131,8 +133,8 @@ class Division:
         widen = ROWS * COLUMNS * WIDEN_INSTRUCTIONS if layer.element == 2 else 0
         copies = ROWS * (COPY_INSTRUCTIONS + PIECE_INSTRUCTIONS * layer.pieces)
         step = products + widen + copies + ROWS + layer.reach_y * layer.reach_x
-        pixel = 2 * layer.stride[2] * layer.reach_x + PIXEL_INSTRUCTIONS
-        group = ROWS * COLUMNS * layer.reach_x * 1.5 + self.pixels * pixel + GROUP_INSTRUCTIONS
+        pixel = (1 + ROWS) * layer.stride[2] * layer.reach_x + PIXEL_INSTRUCTIONS
+        group = ROWS * COLUMNS * layer.reach_x + self.pixels * pixel + GROUP_INSTRUCTIONS
         step += STEP_INSTRUCTIONS
         return self.steps * step + self.groups * group + START_INSTRUCTIONS
 

@@ -33,7 +33,7 @@ STRIPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WAVES = (1, 2, 3, 4)
 SECTOR = 32
 """Bytes that are read together."""
-PLACED_TOGETHER = 1
+PLACED_TOGETHER = 8
 """Elements of the input that a thread has on their way."""
 LONGEST_SUM = 512
 """Products that a thread adds up in a row, at most: the errors of longer sums would be above those
@@ -57,20 +57,21 @@ START_CYCLES = 7350.0
 UNIT_CYCLES = 107.0
 STEP_CYCLES = 318.0
 ARRIVAL_CYCLES = 100.0
-PLACE_CYCLES = 465.0
+PLACE_CYCLES = 700.0
 ROUND_CYCLES = 26.5
 """Of a block that is alone: once, for each unit, for a row of blocks and its share of the time that
-rows take to come, for an element of the input that a thread places, and for a round of the tree."""
+rows take to come, for the elements of the input that a thread places at a time, and for a round of
+the tree."""
 SINGLE_CYCLES = 1580.0
 """The time that rows take to come where elements are copied one at a time: all of it."""
 START_INSTRUCTIONS = 439.0
 UNIT_INSTRUCTIONS = 187.0
 STEP_INSTRUCTIONS = 11.6
-PLACE_INSTRUCTIONS = 55.9
-COPY_INSTRUCTIONS = 11.0
+PLACE_INSTRUCTIONS = 40.0
+COPY_INSTRUCTIONS = 4.0
 PIECE_INSTRUCTIONS = 6.84
 """For each row that a thread brings, and for each of its copies."""
-WIDEN_INSTRUCTIONS = 2.32
+WIDEN_INSTRUCTIONS = 1.5
 """For each element of a 16-bit type."""
 
 

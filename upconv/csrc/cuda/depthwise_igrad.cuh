@@ -79,50 +79,52 @@ __device__ __forceinline__ void place_weights(const DepthwiseParams& p, const T*
 
 // --- Pixels ----------------------------------------------------------------------------------
 
-// The sum over the columns of a pixel, whose first is at `at` in each plane of shared memory.
+// Sums of a column, for all rows that a step brings: one access to shared memory.
+using DepthwiseSums = Vector<float, kDepthwiseRows>;
+
+// The sums over the columns of a pixel, whose first is at `at` in each plane of shared memory.
 // kStride 0: any.
 template <int kReachX, int kStride>
-__device__ __forceinline__ float add_columns(const DepthwiseParams& p, const float* sums, int at) {
-  float total = 0.f;
+__device__ __forceinline__ void add_columns(const DepthwiseParams& p, const DepthwiseSums* sums,
+                                            int at, float (&totals)[kDepthwiseRows]) {
 #pragma unroll
   for (int h = 0; h < kReachX; ++h) {
     const int place = at + h * p.stride_x;
-    const float* from = sums + h * p.positions + place + (place >> p.pad_shift);
+    const DepthwiseSums* from = sums + h * p.positions + place + (place >> p.pad_shift);
     const int count = h == kReachX - 1 ? p.last_x : p.stride_x;
-    float sum = 0.f;
+    float sum[kDepthwiseRows] = {};
+    const auto add = [&](int r) {
+      const DepthwiseSums found = from[r];
+#pragma unroll
+      for (int k = 0; k < kDepthwiseRows; ++k) sum[k] += found.at[k];
+    };
     if constexpr (kStride == 0) {
 #pragma unroll 4
-      for (int r = 0; r < count; ++r) sum += from[r];
+      for (int r = 0; r < count; ++r) add(r);
     } else {
 #pragma unroll
       for (int r = 0; r < kStride; ++r)
-        if (r < count) sum += from[r];
+        if (r < count) add(r);
     }
-    total += sum;
+#pragma unroll
+    for (int k = 0; k < kDepthwiseRows; ++k) totals[k] += sum[k];
   }
-  return total;
 }
 
 // The rows of the input from `row` on, counted in the unit, that are complete now.
 template <int kReachX, int kStride, typename T>
 __device__ __forceinline__ void store_rows(const DepthwiseParams& p, const DepthwiseUnit& unit,
-                                           int lane, int row, const float* sums, T* gx) {
-  constexpr int kTogether = 2;  // so that one's way from shared memory hides the other's
-  const int all = kDepthwiseRows * p.tile;
-  for (int n = lane; n < all; n += kTogether * p.lanes) {
-    float found[kTogether];
-    int64_t places[kTogether];
-    bool wanted[kTogether];
+                                           int lane, int row, const DepthwiseSums* sums, T* gx) {
+  if (unit.rows <= 0) return;
+  for (int x = lane; x < unit.width; x += p.lanes) {
+    float found[kDepthwiseRows] = {};
+    add_columns<kReachX, kStride>(p, sums, x * p.stride_x, found);
+    T* to = gx + row * p.in_pitch + x;
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int at = min(n + i * p.lanes, all - 1), k = p.by_tile(at), x = at - k * p.tile;
-      wanted[i] = n + i * p.lanes < all && x < unit.width && below(row + k, unit.rows);
-      places[i] = (row + k) * p.in_pitch + x;
-      found[i] = add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions, x * p.stride_x);
+    for (int k = 0; k < kDepthwiseRows; ++k) {
+      if (below(row + k, unit.rows)) *to = narrow<T>(found[k]);
+      to += p.in_pitch;
     }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i)
-      if (wanted[i]) gx[places[i]] = narrow<T>(found[i]);
   }
 }
 
@@ -151,7 +153,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   float* const after = reinterpret_cast<float*>(ring + kStages * kRows * apart);
   const int line = p.reach_x * p.period, lines = p.kernel_z * p.kernel_y;
   float* const weights = after + team * lines * line;
-  float* const sums = after + p.teams * lines * line + team * kRows * kReachX * p.positions;
+  DepthwiseSums* const sums = reinterpret_cast<DepthwiseSums*>(after + p.teams * lines * line) +
+                              team * kReachX * p.positions;
 
   // --- grad_output: so many steps ahead
   const T* const plane =
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   const T* const w =
       static_cast<const T*>(p.other) + static_cast<int64_t>(unit.channel) * lines * p.kernel_x;
   place_weights(p, w, first, lane, weights);
-  for (int i = lane; i < kRows * kReachX * p.positions; i += p.lanes) sums[i] = 0.f;
+  for (int i = lane; i < kReachX * p.positions; i += p.lanes) sums[i] = {};
   __syncthreads();
 
   // Places of the thread's columns among the unit's sums; none where no pixel of the unit is met.
@@ -239,12 +242,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       }
     }
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int j = 0; j < kOwn; ++j) {
+      if (places[j] < 0) continue;
 #pragma unroll
       for (int h = 0; h < kReachX; ++h) {
+        DepthwiseSums rows;
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j)
-          if (places[j] >= 0) sums[(k * kReachX + h) * p.positions + places[j]] = held[k][h][j];
+        for (int k = 0; k < kRows; ++k) rows.at[k] = held[k][h][j];
+        sums[h * p.positions + places[j]] = rows;
       }
     }
 #pragma unroll

@@ -12,7 +12,8 @@ namespace upconv {
 constexpr int kDepthwiseColumns = 4;    // of grad_output in a thread, in every type
 constexpr int kDepthwiseThreads = 256;  // of a block, at most
 constexpr int kDepthwiseRows = 4;       // of grad_output that a thread brings at a time: igrad
-constexpr int kDepthwisePad = 32;       // words of shared memory before one that is left out
+constexpr int kDepthwisePad = 8;        // places in shared memory before one that is left out
+constexpr int kDepthwiseMostPad = 32;   // the same for wide strides
 
 // Scalars, all int. A "block" of grad_output is what lies between two input pixels: stride elements
 // in each dimension. "Reach": the blocks that a pixel meets, ceil(kernel / stride).
