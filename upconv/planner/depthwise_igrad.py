@@ -23,7 +23,8 @@ ROWS = 4
 """Of grad_output that a thread brings at a time."""
 STAGES = {4: 3, 2: 5}
 """Steps on their way, by the bytes of an element."""
-REGISTERS = 112
+REGISTERS = {(1, 1): 80, (1, 2): 104, (2, 1): 96, (2, 2): 112}
+"""Of each form, on Hopper."""
 THREADS = (64, 128, 256)
 STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 LANES = (256, 128, 64)
@@ -45,6 +46,8 @@ ARRIVAL_CYCLES = 597.0
 PIXEL_CYCLES = 350.0
 """Of a block that is alone: for the barriers of a group of rows, for a step and its share of the
 time that rows take to come, and for a column of pixels of a thread."""
+SINGLE_CYCLES = 1200.0
+"""The time that rows take to come where elements are copied one at a time: all of it."""
 START_INSTRUCTIONS = 919.0
 GROUP_INSTRUCTIONS = 157.0
 STEP_INSTRUCTIONS = 4.04
@@ -114,7 +117,8 @@ class Division:
     @cached_property
     def together(self) -> int:
         """Blocks that a multiprocessor holds."""
-        return depthwise.resident(self.threads, REGISTERS, self.shared_bytes)
+        registers = REGISTERS[self.layer.reach_y, self.layer.reach_x]
+        return depthwise.resident(self.threads, registers, self.shared_bytes)
 
     @property
     def pixels(self) -> int:
@@ -142,6 +146,8 @@ class Division:
     def chain(self) -> float:
         """Cycles of a block that is alone."""
         arrival = ARRIVAL_CYCLES / (STAGES[self.layer.element] - 1)
+        if self.layer.vector == 2:
+            arrival = SINGLE_CYCLES
         group = GROUP_CYCLES + self.pixels * PIXEL_CYCLES
         return START_CYCLES + self.groups * group + self.steps * (STEP_CYCLES + arrival)
 

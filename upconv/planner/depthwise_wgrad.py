@@ -24,7 +24,8 @@ FORMS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2))
 compiled for these."""
 STAGES = {4: 4, 2: 8}
 """Steps on their way, by the bytes of an element."""
-REGISTERS = 128
+REGISTERS = (96, 80, 96, 96, 96, 128)
+"""Of each form, on Hopper."""
 THREADS = (128, 256)
 TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 FEWEST_LANES = 16
@@ -137,7 +138,8 @@ class Division:
     @cached_property
     def together(self) -> int:
         """Blocks that a multiprocessor holds."""
-        return depthwise.resident(self.threads, REGISTERS, self.shared_bytes)
+        form = (self.rows, self.layer.reach_y, self.layer.reach_x)
+        return depthwise.resident(self.threads, REGISTERS[FORMS.index(form)], self.shared_bytes)
 
     # --- the work
 
@@ -207,9 +209,8 @@ class Division:
         copies = self.rows * (COPY_INSTRUCTIONS + PIECE_INSTRUCTIONS * layer.pieces)
         widen = self.rows * COLUMNS * WIDEN_INSTRUCTIONS if layer.element == 2 else 0
         bias = self.rows * (10 if layer.element == 4 else 7) if self.with_bias else 0
-        step = self.sums + widen + bias + COLUMNS * layer.reach_x + self.rows
+        step = self.sums + copies + widen + bias + COLUMNS * layer.reach_x + self.rows
         unit = self.strip * (step + STEP_INSTRUCTIONS) + UNIT_INSTRUCTIONS
-        unit += (self.strip + STAGES[layer.element] - 1) * copies
         unit += PLACE_INSTRUCTIONS * self.placed
         return self.each * unit + 3 * self.sums * self.rounds + START_INSTRUCTIONS
 

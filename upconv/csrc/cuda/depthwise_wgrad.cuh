@@ -178,17 +178,20 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     const int oz = part.z * p.stride_z - p.padding_z + kz * p.dilation_z;
     const int columns = p.out_w - part.x - kOwn * role.lane;
     const bool met = there && below(oz, p.out_d);
-    int oy = part.b * p.stride_y + role.row_group * kRows - p.padding_y, fill = 0;
+    int oy = part.b * p.stride_y + role.row_group * kRows - p.padding_y, ahead = 0, fill = 0;
     const T* gy = gy_channel + part.image * image_outputs +
                   (static_cast<int64_t>(oz) * p.out_h + oy) * p.out_pitch + part.x +
                   kOwn * role.lane;
-    const int limit = met && columns > 0 ? max(min(p.out_h, oy + p.strip * p.stride_y), 0) : 0;
+    const int limit = met && columns > 0 ? p.out_h : 0;
     const auto issue = [&] {
-      bool inside[kRows];
+      if (ahead < p.strip) {
+        bool inside[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) inside[i] = i < own_rows && below(oy + i, limit);
-      bring_rows<kRows>(p.vector, gy, p.out_pitch, own_ring + fill, apart, inside, columns);
+        for (int i = 0; i < kRows; ++i) inside[i] = i < own_rows && below(oy + i, limit);
+        bring_rows<kRows>(p.vector, gy, p.out_pitch, own_ring + fill, apart, inside, columns);
+      }
       ptx::copy_async_commit();
+      ++ahead;
       oy += p.stride_y;
       gy += row_step;
       fill = fill < (kStages - 1) * step_size ? fill + step_size : 0;
