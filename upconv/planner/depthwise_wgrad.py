@@ -35,7 +35,7 @@ WAVES = (1, 2, 3, 4)
 SECTOR = 32
 """Bytes that are read together."""
 PLACED_TOGETHER = 8
-"""Elements of the input that a thread has on their way."""
+"""Elements of the input that a thread reads at a time."""
 LONGEST_SUM = 512
 """Products that a thread adds up in a row, at most: the errors of longer sums would be above those
 of PyTorch's kernels."""
@@ -68,7 +68,7 @@ SINGLE_CYCLES = 1580.0
 START_INSTRUCTIONS = 439.0
 UNIT_INSTRUCTIONS = 187.0
 STEP_INSTRUCTIONS = 11.6
-PLACE_INSTRUCTIONS = 40.0
+PLACE_INSTRUCTIONS = 18.0
 COPY_INSTRUCTIONS = 4.0
 PIECE_INSTRUCTIONS = 6.84
 """For each row that a thread brings, and for each of its copies."""
@@ -193,9 +193,10 @@ class Division:
     # --- the cost
 
     @property
-    def placed(self) -> float:
-        """Elements of the input that a thread places for a unit."""
-        return self.input_bytes / 4 / self.threads
+    def placed(self) -> int:
+        """Times that a thread places so many elements of the input for a unit."""
+        rows = self.strip + self.layer.reach_y - 1
+        return -(-self.x_columns // self.lanes) * -(-rows // (PLACED_TOGETHER * self.row_groups))
 
     @property
     def rounds(self) -> int:
@@ -211,7 +212,7 @@ class Division:
         bias = self.rows * (10 if layer.element == 4 else 7) if self.with_bias else 0
         step = self.sums + copies + widen + bias + COLUMNS * layer.reach_x + self.rows
         unit = self.strip * (step + STEP_INSTRUCTIONS) + UNIT_INSTRUCTIONS
-        unit += PLACE_INSTRUCTIONS * self.placed
+        unit += PLACE_INSTRUCTIONS * PLACED_TOGETHER * self.placed
         return self.each * unit + 3 * self.sums * self.rounds + START_INSTRUCTIONS
 
     @property
@@ -219,7 +220,7 @@ class Division:
         """Cycles of a block that is alone."""
         layer = self.layer
         arrival = ARRIVAL_CYCLES / (STAGES[layer.element] - 1)
-        unit = UNIT_CYCLES + ceil(self.placed / PLACED_TOGETHER) * PLACE_CYCLES
+        unit = UNIT_CYCLES + self.placed * PLACE_CYCLES
         unit += self.strip * (STEP_CYCLES + (arrival if layer.vector > 2 else SINGLE_CYCLES))
         return START_CYCLES + self.each * unit + self.rounds * ROUND_CYCLES
 

@@ -82,7 +82,6 @@ void derive_igrad(DepthwiseParams* plan) {
 void derive_wgrad(DepthwiseParams* plan) {
   DepthwiseParams& p = *plan;
   p.x_columns = (p.tile + p.stride_x - 2) / p.stride_x + p.reach_x;
-  p.by_x_columns = Divider(p.x_columns);
   p.first_row = p.padding_y / p.stride_y;
   p.units = p.images * p.deep * p.strips * p.tiles_x;
   p.each = divided(p.units, p.shares * p.teams);

@@ -81,7 +81,7 @@ struct DepthwiseParams {
   int64_t in_channel, out_channel;  // from one channel to the next
   Divider by_lanes, by_row_groups, by_teams, by_tile, by_tiles_x, by_strips, by_depth, by_channels;
   Divider by_period, by_stride_y, by_stride_x, by_shares, by_kernel_z, by_kernel_x, by_taps;
-  Divider by_x_columns, by_reach_x, by_classes;
+  Divider by_reach_x, by_classes;
 };
 
 }  // namespace upconv

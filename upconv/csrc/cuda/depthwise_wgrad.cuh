@@ -52,27 +52,32 @@ struct DepthwisePart {
 // what a unit begins with.
 constexpr int kPlacedTogether = 8;
 
-// The part of x that a unit meets, in shared memory: zeros where there is none. All threads of a
-// team have a share.
+// The part of x that a unit meets, in shared memory: zeros where there is none. The lanes of a team
+// walk down its columns, its row groups share the rows.
 template <typename T>
-__device__ __forceinline__ void place_input(const DepthwiseParams& p, const T* x,
-                                            const DepthwisePart& part, bool there, int index,
+__device__ __forceinline__ void place_input(const DepthwiseParams& p, const DepthwiseRole& role,
+                                            const DepthwisePart& part, bool there, const T* x,
                                             float* place) {
-  const int row = part.b - (p.reach_y - 1);
+  const int first = part.b - (p.reach_y - 1), rows = p.strip + p.reach_y - 1;
   const int column = p.by_stride_x(part.x + p.padding_x) - (p.reach_x - 1);
-  const int all = (p.strip + p.reach_y - 1) * p.x_columns, step = p.lanes * p.row_groups;
-  for (int i = index; i < all; i += kPlacedTogether * step) {
-    T found[kPlacedTogether];
+  const int64_t step = p.row_groups * p.in_pitch;
+  for (int c = role.lane; c < p.x_columns; c += p.lanes) {
+    const int limit = there && below(column + c, p.in_w) ? p.in_h : 0;
+    for (int row = role.row_group; row < rows; row += kPlacedTogether * p.row_groups) {
+      const T* from = x + (first + row) * p.in_pitch + column + c;
+      float* to = place + row * p.x_columns + c;
+      T found[kPlacedTogether];
 #pragma unroll
-    for (int n = 0; n < kPlacedTogether; ++n) {
-      const int at = i + n * step, down = p.by_x_columns(at);
-      const int iy = row + down, ix = column + at - down * p.x_columns;
-      const bool inside = there & (at < all) & below(iy, p.in_h) & below(ix, p.in_w);
-      found[n] = inside ? x[iy * p.in_pitch + ix] : narrow<T>(0.f);
+      for (int n = 0; n < kPlacedTogether; ++n) {
+        found[n] = below(first + row + n * p.row_groups, limit) ? *from : narrow<T>(0.f);
+        from += step;
+      }
+#pragma unroll
+      for (int n = 0; n < kPlacedTogether; ++n) {
+        if (row + n * p.row_groups < rows) *to = widen(found[n]);
+        to += p.row_groups * p.x_columns;
+      }
     }
-#pragma unroll
-    for (int n = 0; n < kPlacedTogether; ++n)
-      if (i + n * step < all) place[i + n * step] = widen(found[n]);
   }
 }
 
@@ -198,9 +203,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     };
 #pragma unroll 1
     for (int i = 1; i < kStages; ++i) issue();
-    place_input(
-        p, x_channel + part.image * image_inputs + static_cast<int64_t>(part.z) * p.in_h * p.in_w,
-        part, met && part.z < p.in_d, role.row_group * p.lanes + role.lane, x_place);
+    const T* const x_plane =
+        x_channel + part.image * image_inputs + static_cast<int64_t>(part.z) * p.in_h * p.in_w;
+    place_input(p, role, part, met && part.z < p.in_d, x_plane, x_place);
     __syncthreads();
 
     float x[kReachY][kReachX][kOwn];  // of the blocks' row, and of the one before
