@@ -48,6 +48,8 @@ PIXEL_CYCLES = 350.0
 time that rows take to come, and for a column of pixels of a thread."""
 SINGLE_CYCLES = 1200.0
 """The time that rows take to come where elements are copied one at a time: all of it."""
+PIECE_CYCLES = 300.0
+"""For each copy of a row but the first: threads side by side copy what lies far apart."""
 START_INSTRUCTIONS = 919.0
 GROUP_INSTRUCTIONS = 157.0
 STEP_INSTRUCTIONS = 4.04
@@ -149,7 +151,8 @@ class Division:
         if self.layer.vector == 2:
             arrival = SINGLE_CYCLES
         group = GROUP_CYCLES + self.pixels * PIXEL_CYCLES
-        return START_CYCLES + self.groups * group + self.steps * (STEP_CYCLES + arrival)
+        step = STEP_CYCLES + arrival + (self.layer.pieces - 1) * PIECE_CYCLES
+        return START_CYCLES + self.groups * group + self.steps * step
 
     @cached_property
     def microseconds(self) -> float:

@@ -65,6 +65,8 @@ rows take to come, for the elements of the input that a thread places at a time,
 the tree."""
 SINGLE_CYCLES = 1580.0
 """The time that rows take to come where elements are copied one at a time: all of it."""
+PIECE_CYCLES = 200.0
+"""For each copy of a row but the first: threads side by side copy what lies far apart."""
 START_INSTRUCTIONS = 439.0
 UNIT_INSTRUCTIONS = 187.0
 STEP_INSTRUCTIONS = 11.6
@@ -221,7 +223,8 @@ class Division:
         layer = self.layer
         arrival = ARRIVAL_CYCLES / (STAGES[layer.element] - 1)
         unit = UNIT_CYCLES + self.placed * PLACE_CYCLES
-        unit += self.strip * (STEP_CYCLES + (arrival if layer.vector > 2 else SINGLE_CYCLES))
+        arrival = arrival if layer.vector > 2 else SINGLE_CYCLES
+        unit += self.strip * (STEP_CYCLES + arrival + (layer.pieces - 1) * PIECE_CYCLES)
         return START_CYCLES + self.each * unit + self.rounds * ROUND_CYCLES
 
     @cached_property
