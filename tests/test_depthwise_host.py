@@ -183,6 +183,7 @@ LAYERS = {
     "odd": Problem.of(2, 3, 3, (7, 9), 3, 2, 1, groups=3),
     "patches": Problem.of(2, 3, 3, (6, 9), 2, 2, groups=3),
     "wide blocks": Problem.of(1, 1, 1, (3, 4), 64, 32, 16, groups=1),
+    "blocks of 16": Problem.of(1, 2, 2, (5, 7), 31, 16, 7, groups=2),
     "signal": Problem.of(5, 2, 2, (1200,), 4, 2, 1, groups=2),
     "patches of a signal": Problem.of(3, 2, 2, (70,), 5, 5, groups=2),
     "volume": Problem.of(2, 3, 3, (4, 5, 6), 4, 2, 1, groups=3),
@@ -192,7 +193,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_both_gradients(name: str, dtype: str, run: Run) -> None:
     for direction, planner in PLANNERS.items():

@@ -36,6 +36,7 @@ def test_planners_and_header_agree() -> None:
     assert header.constant("kDepthwiseThreads") == depthwise.MOST_THREADS
     assert header.constant("kDepthwiseRows") == depthwise_igrad.ROWS
     assert header.constant("kDepthwisePad") == depthwise.PAD
+    assert header.constant("kDepthwiseMostPad") == depthwise.MOST_PAD
     assert compiled_forms("IGRAD") == depthwise_igrad.FORMS
     assert compiled_forms("WGRAD") == depthwise_wgrad.FORMS
     ring = (CUDA / "depthwise_ring.cuh").read_text()

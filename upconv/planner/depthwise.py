@@ -17,8 +17,9 @@ OLDEST = (8, 0)
 COLUMNS = 4
 """Of grad_output in a thread."""
 MOST_THREADS = 256
-PAD = 32
-"""Words of shared memory before one that is left out, where columns are a power of 2 apart."""
+PAD = 8
+"""Places of shared memory before one that is left out, where columns are a power of 2 apart."""
+MOST_PAD = 32
 MOST_REACH = 2
 SHARED_BYTES = 227 * 1024
 """Of a multiprocessor, for all of its blocks, each of which costs 1 KiB more than it asks for."""
@@ -26,15 +27,6 @@ REGISTERS = 65536
 MOST_PIXELS = 1 << 30
 
 CLOCK_MHZ = 1750.0
-ISSUE = 0.65
-"""Share of the issue slots that are used."""
-COPY_INSTRUCTIONS = 6
-"""For each row that a thread brings, besides the copies themselves."""
-MEMORY_BYTES = 3.6e6
-CACHE_BYTES = 5.5e6
-"""In a microsecond: from memory, and what is read again, from the second-level cache."""
-UNHIDDEN = 0.15
-"""Share of what takes less time than the longest that does not hide."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +184,16 @@ def resident(threads: int, registers: int, shared_bytes: int) -> int:
     )
 
 
-def together(*times: float) -> float:
-    """Of what happens at the same time."""
+def together(unhidden: float, *times: float) -> float:
+    """Of what happens at the same time; a share of what takes less than the longest shows."""
     longest = max(times)
-    return longest + UNHIDDEN * (sum(times) - longest)
+    return longest + unhidden * (sum(times) - longest)
+
+
+def busy_cycles(blocks: int, places: int, most: int, issue: float, chain: float) -> float:
+    """Of the multiprocessor with the most blocks, where `most` fit at a time: each takes the issue
+    slots for so many cycles, and so many from its start to its end however few there are.
+    """
+    full, rest = divmod(blocks, places * most)
+    cycles = full * max(most * issue, chain)
+    return cycles + (max(-(-rest // places) * issue, chain) if rest else 0.0)

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from . import depthwise
 from .candidate import Candidate, Refusal
-from .depthwise import COLUMNS, MOST_THREADS, PAD, Layer
+from .depthwise import COLUMNS, MOST_PAD, MOST_THREADS, PAD, Layer
 from .problem import Hardware, Problem
 
 KERNEL = "depthwise_igrad"
@@ -23,17 +23,42 @@ ROWS = 4
 """Of grad_output that a thread brings at a time."""
 STAGES = {4: 3, 2: 5}
 """Steps on their way, by the bytes of an element."""
-REGISTERS = 104
+REGISTERS = {(1, 1): 80, (1, 2): 104, (2, 1): 96, (2, 2): 112}
+"""Of each form, on Hopper."""
 THREADS = (64, 128, 256)
 STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 LANES = (256, 128, 64)
 """Threads along a row, where a row is cut into tiles."""
 
-LAUNCH_MICROSECONDS = 7.5
-START_CYCLES = 3000.0
-"""Of a wave of blocks: weights, and until the first rows have come."""
-GROUP_CYCLES = 150.0
-"""Of a block for both barriers of a group of rows."""
+LAUNCH_MICROSECONDS = 8.37
+ISSUE = 0.65
+"""Share of the issue slots that are used."""
+MEMORY_BYTES = 3.7e6
+CACHE_BYTES = 9e6
+"""In a microsecond: from memory, and what is read again, from the second-level cache."""
+UNHIDDEN = 0.105
+"""Share of what takes less time than the longest that does not hide."""
+START_CYCLES = 500.0
+"""Of a block, however few there are: weights, and until the first rows have come."""
+GROUP_CYCLES = 535.0
+STEP_CYCLES = 544.0
+ARRIVAL_CYCLES = 597.0
+PIXEL_CYCLES = 350.0
+"""Of a block that is alone: for the barriers of a group of rows, for a step and its share of the
+time that rows take to come, and for a column of pixels of a thread."""
+SINGLE_CYCLES = 1200.0
+"""The time that rows take to come where elements are copied one at a time: all of it."""
+PIECE_CYCLES = 300.0
+"""For each copy of a row but the first: threads side by side copy what lies far apart."""
+START_INSTRUCTIONS = 919.0
+GROUP_INSTRUCTIONS = 157.0
+STEP_INSTRUCTIONS = 4.04
+PIXEL_INSTRUCTIONS = 60.0
+COPY_INSTRUCTIONS = 6.0
+PIECE_INSTRUCTIONS = 11.5
+"""For each row that a thread brings, and for each of its copies."""
+WIDEN_INSTRUCTIONS = 0.573
+"""For each element of a 16-bit type."""
 
 
 @dataclass(frozen=True)
@@ -86,41 +111,60 @@ class Division:
         ring = STAGES[layer.element] * ROWS * self.threads * COLUMNS * layer.element
         weights = layer.kernel[0] * layer.kernel[1] * layer.reach_x * layer.period
         columns = (self.tile + layer.reach_x - 1) * layer.stride[2]
-        padded = columns + ((columns - 1) // PAD if PAD % layer.stride[2] == 0 else 0)
+        stride = layer.stride[2]
+        left_out = (columns - 1) // max(PAD, stride) if MOST_PAD % stride == 0 else 0
+        padded = columns + left_out
         return ring + self.teams * (weights + ROWS * layer.reach_x * padded) * 4
 
     @cached_property
     def together(self) -> int:
         """Blocks that a multiprocessor holds."""
-        return depthwise.resident(self.threads, REGISTERS, self.shared_bytes)
+        registers = REGISTERS[self.layer.reach_y, self.layer.reach_x]
+        return depthwise.resident(self.threads, registers, self.shared_bytes)
+
+    @property
+    def pixels(self) -> int:
+        """Of a thread, after each group of rows: columns of so many rows."""
+        return -(-self.tile // self.lanes)
+
+    @property
+    def steps(self) -> int:
+        return self.groups * self.layer.kernel[0] * self.layer.stride[1]
 
     @cached_property
     def instructions(self) -> float:
         """Of a warp for one unit."""
         layer = self.layer
         products = ROWS * COLUMNS * layer.reach_y * layer.reach_x
-        widen = ROWS * COLUMNS if layer.element == 2 else 0
-        copies = ROWS * (depthwise.COPY_INSTRUCTIONS + layer.pieces)
-        step = products + widen + copies + ROWS + layer.reach_y * layer.reach_x + 16
-        pixels = -(-ROWS * self.tile // self.lanes)
-        pixel = 2 * layer.stride[2] * layer.reach_x + 20
-        group = ROWS * COLUMNS * layer.reach_x * 1.5 + pixels * pixel + 50
-        return self.groups * (layer.kernel[0] * layer.stride[1] * step + group) + 400
+        widen = ROWS * COLUMNS * WIDEN_INSTRUCTIONS if layer.element == 2 else 0
+        copies = ROWS * (COPY_INSTRUCTIONS + PIECE_INSTRUCTIONS * layer.pieces)
+        step = products + widen + copies + ROWS + layer.reach_y * layer.reach_x
+        pixel = (1 + ROWS) * layer.stride[2] * layer.reach_x + PIXEL_INSTRUCTIONS
+        group = ROWS * COLUMNS * layer.reach_x + self.pixels * pixel + GROUP_INSTRUCTIONS
+        step += STEP_INSTRUCTIONS
+        return self.steps * step + self.groups * group + START_INSTRUCTIONS
+
+    @property
+    def chain(self) -> float:
+        """Cycles of a block that is alone."""
+        arrival = ARRIVAL_CYCLES / (STAGES[self.layer.element] - 1)
+        if self.layer.vector == 2:
+            arrival = SINGLE_CYCLES
+        group = GROUP_CYCLES + self.pixels * PIXEL_CYCLES
+        step = STEP_CYCLES + arrival + (self.layer.pieces - 1) * PIECE_CYCLES
+        return START_CYCLES + self.groups * group + self.steps * step
 
     @cached_property
     def microseconds(self) -> float:
         layer, machine = self.layer, self.hardware.multiprocessors
-        warps = -(-self.threads // 32)
-        block = warps * self.instructions / 4 / depthwise.ISSUE
-        waves = -(-self.blocks // (machine * self.together))
-        busy = -(-self.blocks // machine) * (block + self.groups * GROUP_CYCLES / self.together)
-        busy += waves * START_CYCLES
-        steps = self.groups * ROWS * layer.kernel[0] * layer.stride[1]
-        read = self.units * steps * self.lanes * COLUMNS * layer.element
+        issue = -(-self.threads // 32) * self.instructions / 4 / ISSUE
+        busy = depthwise.busy_cycles(self.blocks, machine, self.together, issue, self.chain)
+        read = self.units * self.steps * ROWS * self.lanes * COLUMNS * layer.element
         return LAUNCH_MICROSECONDS + depthwise.together(
+            UNHIDDEN,
             busy / depthwise.CLOCK_MHZ,
-            self.problem.bytes / depthwise.MEMORY_BYTES,
-            read / depthwise.CACHE_BYTES,
+            self.problem.bytes / MEMORY_BYTES,
+            read / CACHE_BYTES,
         )
 
     @property

@@ -24,13 +24,18 @@ FORMS = ((1, 1, 1), (1, 1, 2), (2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2))
 compiled for these."""
 STAGES = {4: 4, 2: 8}
 """Steps on their way, by the bytes of an element."""
-REGISTERS = 128
+REGISTERS = (96, 80, 96, 96, 96, 128)
+"""Of each form, on Hopper."""
 THREADS = (128, 256)
 TILES = (1, 2, 3, 4, 6, 8, 12, 16)
 FEWEST_LANES = 16
 """Of a team whose row is cut into tiles."""
 STRIPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WAVES = (1, 2, 3, 4)
+SECTOR = 32
+"""Bytes that are read together."""
+PLACED_TOGETHER = 8
+"""Elements of the input that a thread reads at a time."""
 LONGEST_SUM = 512
 """Products that a thread adds up in a row, at most: the errors of longer sums would be above those
 of PyTorch's kernels."""
@@ -38,15 +43,39 @@ WORKSPACE_BYTES = 32 << 20
 INPUT_BYTES = 32 * 1024
 """Of the input in shared memory, for all teams of a block."""
 
-LAUNCH_MICROSECONDS = 7.5
+LAUNCH_MICROSECONDS = 4.4
 ADD_MICROSECONDS = 3.5
 """Of the second kernel."""
-WORKSPACE_TERABYTES = 1.5
-START_CYCLES = 2500.0
-UNIT_CYCLES = 1500.0
-"""Of a block for each unit: until the input and the first rows have come."""
-STEP_CYCLES = 110.0
-"""From one row of blocks to the next, of a warp that is alone."""
+WORKSPACE_TERABYTES = 0.81
+ISSUE = 0.675
+"""Share of the issue slots that are used."""
+MEMORY_BYTES = 4.2e6
+CACHE_BYTES = 4.2e6
+"""In a microsecond: from memory, and what is read again, from the second-level cache."""
+UNHIDDEN = 0.181
+"""Share of what takes less time than the longest that does not hide."""
+START_CYCLES = 7350.0
+UNIT_CYCLES = 107.0
+STEP_CYCLES = 318.0
+ARRIVAL_CYCLES = 100.0
+PLACE_CYCLES = 700.0
+ROUND_CYCLES = 26.5
+"""Of a block that is alone: once, for each unit, for a row of blocks and its share of the time that
+rows take to come, for the elements of the input that a thread places at a time, and for a round of
+the tree."""
+SINGLE_CYCLES = 1580.0
+"""The time that rows take to come where elements are copied one at a time: all of it."""
+PIECE_CYCLES = 200.0
+"""For each copy of a row but the first: threads side by side copy what lies far apart."""
+START_INSTRUCTIONS = 439.0
+UNIT_INSTRUCTIONS = 187.0
+STEP_INSTRUCTIONS = 11.6
+PLACE_INSTRUCTIONS = 18.0
+COPY_INSTRUCTIONS = 4.0
+PIECE_INSTRUCTIONS = 6.84
+"""For each row that a thread brings, and for each of its copies."""
+WIDEN_INSTRUCTIONS = 1.5
+"""For each element of a 16-bit type."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +140,8 @@ class Division:
     @cached_property
     def together(self) -> int:
         """Blocks that a multiprocessor holds."""
-        return depthwise.resident(self.threads, REGISTERS, self.shared_bytes)
+        form = (self.rows, self.layer.reach_y, self.layer.reach_x)
+        return depthwise.resident(self.threads, REGISTERS[FORMS.index(form)], self.shared_bytes)
 
     # --- the work
 
@@ -164,30 +194,47 @@ class Division:
 
     # --- the cost
 
+    @property
+    def placed(self) -> int:
+        """Times that a thread places so many elements of the input for a unit."""
+        rows = self.strip + self.layer.reach_y - 1
+        return -(-self.x_columns // self.lanes) * -(-rows // (PLACED_TOGETHER * self.row_groups))
+
+    @property
+    def rounds(self) -> int:
+        """Of the tree that adds up what threads have."""
+        return (self.teams * self.lanes * COLUMNS // self.layer.period).bit_length()
+
     @cached_property
     def instructions(self) -> float:
         """Of a warp, for everything."""
         layer = self.layer
-        copies = self.rows * (depthwise.COPY_INSTRUCTIONS + layer.pieces)
-        widen = self.rows * COLUMNS if layer.element == 2 else 0
+        copies = self.rows * (COPY_INSTRUCTIONS + PIECE_INSTRUCTIONS * layer.pieces)
+        widen = self.rows * COLUMNS * WIDEN_INSTRUCTIONS if layer.element == 2 else 0
         bias = self.rows * (10 if layer.element == 4 else 7) if self.with_bias else 0
-        step = self.sums + copies + widen + bias + COLUMNS * layer.reach_x + self.rows + 12
-        placed = self.input_bytes // 4 / self.threads
-        unit = self.strip * step + 14 * placed + 200
-        members = self.teams * self.lanes * COLUMNS // layer.period
-        return self.each * unit + 3 * self.sums * members.bit_length() + 400
+        step = self.sums + copies + widen + bias + COLUMNS * layer.reach_x + self.rows
+        unit = self.strip * (step + STEP_INSTRUCTIONS) + UNIT_INSTRUCTIONS
+        unit += PLACE_INSTRUCTIONS * PLACED_TOGETHER * self.placed
+        return self.each * unit + 3 * self.sums * self.rounds + START_INSTRUCTIONS
+
+    @property
+    def chain(self) -> float:
+        """Cycles of a block that is alone."""
+        layer = self.layer
+        arrival = ARRIVAL_CYCLES / (STAGES[layer.element] - 1)
+        unit = UNIT_CYCLES + self.placed * PLACE_CYCLES
+        arrival = arrival if layer.vector > 2 else SINGLE_CYCLES
+        unit += self.strip * (STEP_CYCLES + arrival + (layer.pieces - 1) * PIECE_CYCLES)
+        return START_CYCLES + self.each * unit + self.rounds * ROUND_CYCLES
 
     @cached_property
     def microseconds(self) -> float:
         layer, machine = self.layer, self.hardware.multiprocessors
-        block = -(-self.threads // 32) * self.instructions / 4 / depthwise.ISSUE
-        chain = self.each * (UNIT_CYCLES + self.strip * STEP_CYCLES)
-        full, rest = divmod(self.blocks, machine * self.together)
-        busy = full * max(self.together * block, chain) + (full + bool(rest)) * START_CYCLES
-        if rest:
-            busy += max(-(-rest // machine) * block, chain)
-        rows = self.strip * layer.stride[1] * self.tile * layer.element
-        read = self.units * rows * layer.channels * layer.kernel[0]
+        issue = -(-self.threads // 32) * self.instructions / 4 / ISSUE
+        busy = depthwise.busy_cycles(self.blocks, machine, self.together, issue, self.chain)
+        row = -(-self.tile * layer.element // SECTOR) * SECTOR
+        rows = self.units * self.strip * layer.stride[1]
+        read = rows * row * layer.channels * layer.kernel[0]
         adding = 0.0
         if self.workspace_bytes:
             adding = ADD_MICROSECONDS + 2 * self.workspace_bytes / WORKSPACE_TERABYTES / 1e6
@@ -195,9 +242,10 @@ class Division:
             LAUNCH_MICROSECONDS
             + adding
             + depthwise.together(
+                UNHIDDEN,
                 busy / depthwise.CLOCK_MHZ,
-                self.problem.bytes / depthwise.MEMORY_BYTES,
-                read / depthwise.CACHE_BYTES,
+                self.problem.bytes / MEMORY_BYTES,
+                read / CACHE_BYTES,
             )
         )
 
@@ -240,7 +288,7 @@ def widths(layer: Layer) -> Iterator[int]:
         lanes = ceil(whole / tiles / each) * each
         if tiles == 1 or lanes >= FEWEST_LANES or each >= FEWEST_LANES:
             found.add(lanes)
-    found.add(each)
+    found = found or {each}
     yield from sorted(lanes for lanes in found if lanes * row_groups <= MOST_THREADS)
 
 

@@ -58,51 +58,73 @@ struct DepthwiseStep {
 template <typename T>
 __device__ __forceinline__ void place_weights(const DepthwiseParams& p, const T* w, int first,
                                               int lane, float* weights) {
+  constexpr int kTogether = 4;  // on their way at the same time
   const int all = p.kernel_z * p.kernel_y * p.reach_x * p.period;
-  for (int i = lane; i < all; i += p.lanes) {
-    const int line = p.by_period(i), column = first + i - line * p.period;
-    const int row = p.by_reach_x(line), h = line - row * p.reach_x;
-    const int kx = column - p.by_stride_x(column) * p.stride_x + h * p.stride_x;
-    weights[i] = kx < p.kernel_x ? widen(w[row * p.kernel_x + kx]) : 0.f;
+  for (int i = lane; i < all; i += kTogether * p.lanes) {
+    T found[kTogether];
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      const int at = i + n * p.lanes;
+      const int line = p.by_period(at), column = first + at - line * p.period;
+      const int row = p.by_reach_x(line), h = line - row * p.reach_x;
+      const int kx = column - p.by_stride_x(column) * p.stride_x + h * p.stride_x;
+      found[n] = narrow<T>(0.f);
+      if (at < all && kx < p.kernel_x) found[n] = w[row * p.kernel_x + kx];
+    }
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n)
+      if (i + n * p.lanes < all) weights[i + n * p.lanes] = widen(found[n]);
   }
 }
 
 // --- Pixels ----------------------------------------------------------------------------------
 
-// The sum over the columns of a pixel, whose first is at `at` in each plane of shared memory.
+// Sums of a column, for all rows that a step brings: one access to shared memory.
+using DepthwiseSums = Vector<float, kDepthwiseRows>;
+
+// The sums over the columns of a pixel, whose first is at `at` in each plane of shared memory.
 // kStride 0: any.
 template <int kReachX, int kStride>
-__device__ __forceinline__ float add_columns(const DepthwiseParams& p, const float* sums, int at) {
-  float total = 0.f;
+__device__ __forceinline__ void add_columns(const DepthwiseParams& p, const DepthwiseSums* sums,
+                                            int at, float (&totals)[kDepthwiseRows]) {
 #pragma unroll
   for (int h = 0; h < kReachX; ++h) {
     const int place = at + h * p.stride_x;
-    const float* from = sums + h * p.positions + place + (place >> p.pad_shift);
+    const DepthwiseSums* from = sums + h * p.positions + place + (place >> p.pad_shift);
     const int count = h == kReachX - 1 ? p.last_x : p.stride_x;
-    float sum = 0.f;
+    float sum[kDepthwiseRows] = {};
+    const auto add = [&](int r) {
+      const DepthwiseSums found = from[r];
+#pragma unroll
+      for (int k = 0; k < kDepthwiseRows; ++k) sum[k] += found.at[k];
+    };
     if constexpr (kStride == 0) {
 #pragma unroll 4
-      for (int r = 0; r < count; ++r) sum += from[r];
+      for (int r = 0; r < count; ++r) add(r);
     } else {
 #pragma unroll
       for (int r = 0; r < kStride; ++r)
-        if (r < count) sum += from[r];
+        if (r < count) add(r);
     }
-    total += sum;
+#pragma unroll
+    for (int k = 0; k < kDepthwiseRows; ++k) totals[k] += sum[k];
   }
-  return total;
 }
 
 // The rows of the input from `row` on, counted in the unit, that are complete now.
 template <int kReachX, int kStride, typename T>
 __device__ __forceinline__ void store_rows(const DepthwiseParams& p, const DepthwiseUnit& unit,
-                                           int lane, int row, const float* sums, T* gx) {
-  for (int n = lane; n < kDepthwiseRows * p.tile; n += p.lanes) {
-    const int k = p.by_tile(n), x = n - k * p.tile;
-    if (x >= unit.width || !below(row + k, unit.rows)) continue;
-    const float sum =
-        add_columns<kReachX, kStride>(p, sums + k * kReachX * p.positions, x * p.stride_x);
-    gx[(row + k) * p.in_pitch + x] = narrow<T>(sum);
+                                           int lane, int row, const DepthwiseSums* sums, T* gx) {
+  if (unit.rows <= 0) return;
+  for (int x = lane; x < unit.width; x += p.lanes) {
+    float found[kDepthwiseRows] = {};
+    add_columns<kReachX, kStride>(p, sums, x * p.stride_x, found);
+    T* to = gx + row * p.in_pitch + x;
+#pragma unroll
+    for (int k = 0; k < kDepthwiseRows; ++k) {
+      if (below(row + k, unit.rows)) *to = narrow<T>(found[k]);
+      to += p.in_pitch;
+    }
   }
 }
 
@@ -131,31 +153,36 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   float* const after = reinterpret_cast<float*>(ring + kStages * kRows * apart);
   const int line = p.reach_x * p.period, lines = p.kernel_z * p.kernel_y;
   float* const weights = after + team * lines * line;
-  float* const sums = after + p.teams * lines * line + team * kRows * kReachX * p.positions;
+  DepthwiseSums* const sums = reinterpret_cast<DepthwiseSums*>(after + p.teams * lines * line) +
+                              team * kReachX * p.positions;
 
   // --- grad_output: so many steps ahead
   const T* const plane =
       static_cast<const T*>(p.gy) +
       static_cast<int64_t>(unit.image) * p.channels * p.out_d * p.out_h * p.out_w +
       unit.channel * p.out_channel + column;
-  const int blocks = unit.rows + kReachY - 1;  // of rows that lead to the unit's
+  // Where the blocks end that lead to the unit's rows; nothing is read for a thread without
+  // columns.
+  const int end = (unit.y + unit.rows + kReachY - 1) * p.stride_y - p.padding_y;
+  const int64_t row_step = p.stride_y * p.out_pitch;
+  T* const own_ring = ring + threadIdx.x * kOwn;
+  const int step_size = kRows * apart;
   DepthwiseStep next{unit.y};
   int fill = 0;
   const auto issue = [&] {
     const int oz = unit.z * p.stride_z - p.padding_z + next.kz * p.dilation_z;
     const int oy = next.b * p.stride_y + next.r - p.padding_y;
-    unsigned inside = 0;
+    const bool any = below(oz, p.out_d) && next.r < p.kernel_y && columns > 0;
+    const int limit = any ? max(min(p.out_h, end + next.r), 0) : 0;
+    bool inside[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (below(oy + i * p.stride_y, p.out_h) && next.b + i - unit.y < blocks) inside |= 1u << i;
-    }
-    if (!below(oz, p.out_d) || next.r >= p.kernel_y || columns <= 0) inside = 0;
+    for (int i = 0; i < kRows; ++i) inside[i] = below(oy + i * p.stride_y, limit);
     const int64_t row = static_cast<int64_t>(oz) * p.out_h + oy;
-    bring_rows<kRows>(p.vector, plane + row * p.out_pitch, p.stride_y * p.out_pitch,
-                      ring + fill * kRows * apart + threadIdx.x * kOwn, apart, inside, columns);
+    bring_rows<kRows>(p.vector, plane + row * p.out_pitch, row_step, own_ring + fill, apart, inside,
+                      columns);
     ptx::copy_async_commit();
     next.advance(p);
-    fill = fill + 1 < kStages ? fill + 1 : 0;
+    fill = fill < (kStages - 1) * step_size ? fill + step_size : 0;
   };
 #pragma unroll 1
   for (int i = 1; i < kStages; ++i) issue();
@@ -163,7 +190,7 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   const T* const w =
       static_cast<const T*>(p.other) + static_cast<int64_t>(unit.channel) * lines * p.kernel_x;
   place_weights(p, w, first, lane, weights);
-  for (int i = lane; i < kRows * kReachX * p.positions; i += p.lanes) sums[i] = 0.f;
+  for (int i = lane; i < kReachX * p.positions; i += p.lanes) sums[i] = {};
   __syncthreads();
 
   // Places of the thread's columns among the unit's sums; none where no pixel of the unit is met.
@@ -181,25 +208,26 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
                 unit.channel * p.in_channel +
                 (static_cast<int64_t>(unit.z) * p.in_h + unit.y) * p.in_pitch + unit.x;
 
+  const int block_weights = p.stride_y * line;
   float held[kHeld][kReachX][kOwn] = {};  // row k is that of block b + k - (kReachY - 1)
   int take = 0;
 #pragma unroll 1
   for (int group = 0; group < p.groups; ++group) {
 #pragma unroll 1
     for (int kz = 0; kz < p.kernel_z; ++kz) {
+      const float* row_weights = mine + kz * p.kernel_y * line;
 #pragma unroll 1
-      for (int r = 0; r < p.stride_y; ++r) {
+      for (int r = 0; r < p.stride_y; ++r, row_weights += line) {
         issue();
         ptx::copy_async_wait<kStages - 1>();
         float gy[kRows][kOwn];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i)
-          read_own(ring + (take * kRows + i) * apart + threadIdx.x * kOwn, gy[i]);
-        take = take + 1 < kStages ? take + 1 : 0;
+        for (int i = 0; i < kRows; ++i) read_own(own_ring + take + i * apart, gy[i]);
+        take = take < (kStages - 1) * step_size ? take + step_size : 0;
 #pragma unroll
         for (int hy = 0; hy < kReachY; ++hy) {
           if (hy == kReachY - 1 && r >= p.last_y) break;
-          const float* from = mine + (kz * p.kernel_y + r + hy * p.stride_y) * line;
+          const float* from = row_weights + hy * block_weights;
 #pragma unroll
           for (int hx = 0; hx < kReachX; ++hx) {
             const auto by = *reinterpret_cast<const Vector<float, kOwn>*>(from + hx * p.period);
@@ -214,12 +242,14 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       }
     }
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int j = 0; j < kOwn; ++j) {
+      if (places[j] < 0) continue;
 #pragma unroll
       for (int h = 0; h < kReachX; ++h) {
+        DepthwiseSums rows;
 #pragma unroll
-        for (int j = 0; j < kOwn; ++j)
-          if (places[j] >= 0) sums[(k * kReachX + h) * p.positions + places[j]] = held[k][h][j];
+        for (int k = 0; k < kRows; ++k) rows.at[k] = held[k][h][j];
+        sums[h * p.positions + places[j]] = rows;
       }
     }
 #pragma unroll

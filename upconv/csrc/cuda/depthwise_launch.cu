@@ -26,13 +26,22 @@ int ring_bytes(const DepthwiseParams& p) {
   return steps * rows * p.threads * kDepthwiseColumns * element;
 }
 
+// A place is left out after 2^shift of them, which no block straddles; 31: never.
+int pad_shift(int stride) {
+  int shift = 0, places = kDepthwisePad;
+  while (places < stride) places *= 2;
+  if (places > kDepthwiseMostPad || places % stride != 0) return 31;
+  while (1 << shift < places) ++shift;
+  return shift;
+}
+
 // What does not depend on the direction.
 void derive(DepthwiseParams* plan) {
   DepthwiseParams& p = *plan;
   p.period = std::lcm(p.stride_x, kDepthwiseColumns);
   p.last_y = p.kernel_y - (p.reach_y - 1) * p.stride_y;
   p.last_x = p.kernel_x - (p.reach_x - 1) * p.stride_x;
-  p.pad_shift = kDepthwisePad % p.stride_x == 0 ? 5 : 31;
+  p.pad_shift = pad_shift(p.stride_x);
   p.taps = p.kernel_y * p.kernel_x;
   p.in_pitch = static_cast<int64_t>(p.folded ? p.channels : 1) * p.in_w;
   p.out_pitch = static_cast<int64_t>(p.folded ? p.channels : 1) * p.out_w;
@@ -73,7 +82,6 @@ void derive_igrad(DepthwiseParams* plan) {
 void derive_wgrad(DepthwiseParams* plan) {
   DepthwiseParams& p = *plan;
   p.x_columns = (p.tile + p.stride_x - 2) / p.stride_x + p.reach_x;
-  p.by_x_columns = Divider(p.x_columns);
   p.first_row = p.padding_y / p.stride_y;
   p.units = p.images * p.deep * p.strips * p.tiles_x;
   p.each = divided(p.units, p.shares * p.teams);

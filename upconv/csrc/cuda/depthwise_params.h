@@ -12,7 +12,8 @@ namespace upconv {
 constexpr int kDepthwiseColumns = 4;    // of grad_output in a thread, in every type
 constexpr int kDepthwiseThreads = 256;  // of a block, at most
 constexpr int kDepthwiseRows = 4;       // of grad_output that a thread brings at a time: igrad
-constexpr int kDepthwisePad = 32;       // words of shared memory before one that is left out
+constexpr int kDepthwisePad = 8;        // places in shared memory before one that is left out
+constexpr int kDepthwiseMostPad = 32;   // the same for wide strides
 
 // Scalars, all int. A "block" of grad_output is what lies between two input pixels: stride elements
 // in each dimension. "Reach": the blocks that a pixel meets, ceil(kernel / stride).
@@ -80,7 +81,7 @@ struct DepthwiseParams {
   int64_t in_channel, out_channel;  // from one channel to the next
   Divider by_lanes, by_row_groups, by_teams, by_tile, by_tiles_x, by_strips, by_depth, by_channels;
   Divider by_period, by_stride_y, by_stride_x, by_shares, by_kernel_z, by_kernel_x, by_taps;
-  Divider by_x_columns, by_reach_x, by_classes;
+  Divider by_reach_x, by_classes;
 };
 
 }  // namespace upconv

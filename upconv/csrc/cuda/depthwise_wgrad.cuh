@@ -48,20 +48,36 @@ struct DepthwisePart {
   }
 };
 
-// The part of x that a unit meets, in shared memory: zeros where there is none. All threads of a
-// team have a share.
+// Elements of x that a thread reads before it places the first of them: their way from memory is
+// what a unit begins with.
+constexpr int kPlacedTogether = 8;
+
+// The part of x that a unit meets, in shared memory: zeros where there is none. The lanes of a team
+// walk down its columns, its row groups share the rows.
 template <typename T>
-__device__ __forceinline__ void place_input(const DepthwiseParams& p, const T* x,
-                                            const DepthwisePart& part, bool there, int index,
+__device__ __forceinline__ void place_input(const DepthwiseParams& p, const DepthwiseRole& role,
+                                            const DepthwisePart& part, bool there, const T* x,
                                             float* place) {
-  const int row = part.b - (p.reach_y - 1);
+  const int first = part.b - (p.reach_y - 1), rows = p.strip + p.reach_y - 1;
   const int column = p.by_stride_x(part.x + p.padding_x) - (p.reach_x - 1);
-  const int all = (p.strip + p.reach_y - 1) * p.x_columns;
-#pragma unroll 4
-  for (int i = index; i < all; i += p.lanes * p.row_groups) {
-    const int down = p.by_x_columns(i), iy = row + down, ix = column + i - down * p.x_columns;
-    const bool inside = there && below(iy, p.in_h) && below(ix, p.in_w);
-    place[i] = inside ? widen(x[iy * p.in_pitch + ix]) : 0.f;
+  const int64_t step = p.row_groups * p.in_pitch;
+  for (int c = role.lane; c < p.x_columns; c += p.lanes) {
+    const int limit = there && below(column + c, p.in_w) ? p.in_h : 0;
+    for (int row = role.row_group; row < rows; row += kPlacedTogether * p.row_groups) {
+      const T* from = x + (first + row) * p.in_pitch + column + c;
+      float* to = place + row * p.x_columns + c;
+      T found[kPlacedTogether];
+#pragma unroll
+      for (int n = 0; n < kPlacedTogether; ++n) {
+        found[n] = below(first + row + n * p.row_groups, limit) ? *from : narrow<T>(0.f);
+        from += step;
+      }
+#pragma unroll
+      for (int n = 0; n < kPlacedTogether; ++n) {
+        if (row + n * p.row_groups < rows) *to = widen(found[n]);
+        to += p.row_groups * p.x_columns;
+      }
+    }
   }
 }
 
@@ -154,6 +170,9 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
   for (int j = 0; j < kOwn; ++j)
     pixels[j] = p.by_stride_x(kOwn * role.lane + j + pad) + kReachX - 1;
 
+  T* const own_ring = ring + threadIdx.x * kOwn;
+  const int step_size = kRows * apart, own_rows = p.stride_y - role.row_group * kRows;
+  const int64_t row_step = p.stride_y * p.out_pitch;
   float sums[kRows][kReachY][kReachX][kOwn] = {};
   double bias = 0.;
 #pragma unroll 1
@@ -164,28 +183,29 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
     const int oz = part.z * p.stride_z - p.padding_z + kz * p.dilation_z;
     const int columns = p.out_w - part.x - kOwn * role.lane;
     const bool met = there && below(oz, p.out_d);
-    const T* const gy = gy_channel + part.image * image_outputs +
-                        static_cast<int64_t>(oz) * p.out_h * p.out_w + part.x + kOwn * role.lane;
     int oy = part.b * p.stride_y + role.row_group * kRows - p.padding_y, ahead = 0, fill = 0;
+    const T* gy = gy_channel + part.image * image_outputs +
+                  (static_cast<int64_t>(oz) * p.out_h + oy) * p.out_pitch + part.x +
+                  kOwn * role.lane;
+    const int limit = met && columns > 0 ? p.out_h : 0;
     const auto issue = [&] {
-      unsigned inside = 0;
+      if (ahead < p.strip) {
+        bool inside[kRows];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        if (below(oy + i, p.out_h) && role.row_group * kRows + i < p.stride_y) inside |= 1u << i;
+        for (int i = 0; i < kRows; ++i) inside[i] = i < own_rows && below(oy + i, limit);
+        bring_rows<kRows>(p.vector, gy, p.out_pitch, own_ring + fill, apart, inside, columns);
       }
-      if (!met || columns <= 0 || ahead >= p.strip) inside = 0;
-      bring_rows<kRows>(p.vector, gy + oy * p.out_pitch, p.out_pitch,
-                        ring + fill * kRows * apart + threadIdx.x * kOwn, apart, inside, columns);
       ptx::copy_async_commit();
-      oy += p.stride_y;
       ++ahead;
-      fill = fill + 1 < kStages ? fill + 1 : 0;
+      oy += p.stride_y;
+      gy += row_step;
+      fill = fill < (kStages - 1) * step_size ? fill + step_size : 0;
     };
 #pragma unroll 1
     for (int i = 1; i < kStages; ++i) issue();
-    place_input(
-        p, x_channel + part.image * image_inputs + static_cast<int64_t>(part.z) * p.in_h * p.in_w,
-        part, met && part.z < p.in_d, role.row_group * p.lanes + role.lane, x_place);
+    const T* const x_plane =
+        x_channel + part.image * image_inputs + static_cast<int64_t>(part.z) * p.in_h * p.in_w;
+    place_input(p, role, part, met && part.z < p.in_d, x_plane, x_place);
     __syncthreads();
 
     float x[kReachY][kReachX][kOwn];  // of the blocks' row, and of the one before
@@ -206,9 +226,8 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
       ptx::copy_async_wait<kStages - 1>();
       float gy_own[kRows][kOwn];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i)
-        read_own(ring + (take * kRows + i) * apart + threadIdx.x * kOwn, gy_own[i]);
-      take = take + 1 < kStages ? take + 1 : 0;
+      for (int i = 0; i < kRows; ++i) read_own(own_ring + take + i * apart, gy_own[i]);
+      take = take < (kStages - 1) * step_size ? take + step_size : 0;
       read_input(x[0]);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -222,14 +241,18 @@ __global__ void __launch_bounds__(kDepthwiseThreads, 2)
         }
       }
       if (adds_bias) {
+        if constexpr (sizeof(T) == 4) {
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          if constexpr (sizeof(T) == 4) {
+          for (int i = 0; i < kRows; ++i) {
             bias += (static_cast<double>(gy_own[i][0]) + gy_own[i][1]) +
                     (static_cast<double>(gy_own[i][2]) + gy_own[i][3]);
-          } else {
-            bias += (gy_own[i][0] + gy_own[i][1]) + (gy_own[i][2] + gy_own[i][3]);
           }
+        } else {  // of a few short numbers, a float has room for the sum
+          float few[kRows];
+#pragma unroll
+          for (int i = 0; i < kRows; ++i)
+            few[i] = (gy_own[i][0] + gy_own[i][1]) + (gy_own[i][2] + gy_own[i][3]);
+          bias += kRows == 2 ? few[0] + few[kRows - 1] : few[0];
         }
       }
       if constexpr (kReachY == 2) {
