@@ -76,7 +76,8 @@ def assert_close(case: Case, name: str, ours: Tensor, theirs: Tensor, exact: Ten
     relative += terms(case, name) * torch.finfo(accumulator).eps
     smallest = torch.finfo(case.dtype).smallest_normal
     error = (ours.double() - exact).abs()
-    their_error = (theirs.double() - exact).abs().max()
+    # With AMX PyTorch has NaN for some gradients in 16 bits: then the first limit alone counts.
+    their_error = (theirs.double() - exact).abs().max().nan_to_num(0.0)
     allowed = torch.maximum(relative * scale + smallest, 2 * their_error)
     assert bool((error <= allowed).all()), (
         f"{name}: error {error.max():.3g}, PyTorch's {their_error:.3g}, "

@@ -30,34 +30,34 @@ STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 LANES = (256, 128, 64)
 """Threads along a row, where a row is cut into tiles."""
 
-LAUNCH_MICROSECONDS = 8.37
+LAUNCH_MICROSECONDS = 6.76
 ISSUE = 0.65
 """Share of the issue slots that are used."""
-MEMORY_BYTES = 3.7e6
-CACHE_BYTES = 9e6
+MEMORY_BYTES = 3.85e6
+CACHE_BYTES = 7e6
 """In a microsecond: from memory, and what is read again, from the second-level cache."""
-UNHIDDEN = 0.105
+UNHIDDEN = 0.094
 """Share of what takes less time than the longest that does not hide."""
-START_CYCLES = 500.0
+START_CYCLES = 825.0
 """Of a block, however few there are: weights, and until the first rows have come."""
-GROUP_CYCLES = 535.0
-STEP_CYCLES = 544.0
-ARRIVAL_CYCLES = 597.0
-PIXEL_CYCLES = 350.0
+GROUP_CYCLES = 50.0
+STEP_CYCLES = 276.0
+ARRIVAL_CYCLES = 826.0
+PIXEL_CYCLES = 35.9
 """Of a block that is alone: for the barriers of a group of rows, for a step and its share of the
 time that rows take to come, and for a column of pixels of a thread."""
-SINGLE_CYCLES = 1200.0
+SINGLE_CYCLES = 1090.0
 """The time that rows take to come where elements are copied one at a time: all of it."""
-PIECE_CYCLES = 300.0
+PIECE_CYCLES = 264.0
 """For each copy of a row but the first: threads side by side copy what lies far apart."""
-START_INSTRUCTIONS = 919.0
-GROUP_INSTRUCTIONS = 157.0
-STEP_INSTRUCTIONS = 4.04
+START_INSTRUCTIONS = 439.0
+GROUP_INSTRUCTIONS = 34.1
+STEP_INSTRUCTIONS = 4.0
 PIXEL_INSTRUCTIONS = 60.0
-COPY_INSTRUCTIONS = 6.0
+COPY_INSTRUCTIONS = 5.81
 PIECE_INSTRUCTIONS = 11.5
 """For each row that a thread brings, and for each of its copies."""
-WIDEN_INSTRUCTIONS = 0.573
+WIDEN_INSTRUCTIONS = 0.526
 """For each element of a 16-bit type."""
 
 

@@ -43,38 +43,38 @@ WORKSPACE_BYTES = 32 << 20
 INPUT_BYTES = 32 * 1024
 """Of the input in shared memory, for all teams of a block."""
 
-LAUNCH_MICROSECONDS = 4.4
-ADD_MICROSECONDS = 3.5
+LAUNCH_MICROSECONDS = 4.72
+ADD_MICROSECONDS = 3.67
 """Of the second kernel."""
-WORKSPACE_TERABYTES = 0.81
-ISSUE = 0.675
+WORKSPACE_TERABYTES = 1.13
+ISSUE = 0.655
 """Share of the issue slots that are used."""
 MEMORY_BYTES = 4.2e6
-CACHE_BYTES = 4.2e6
+CACHE_BYTES = 4.63e6
 """In a microsecond: from memory, and what is read again, from the second-level cache."""
-UNHIDDEN = 0.181
+UNHIDDEN = 0.231
 """Share of what takes less time than the longest that does not hide."""
-START_CYCLES = 7350.0
-UNIT_CYCLES = 107.0
-STEP_CYCLES = 318.0
+START_CYCLES = 3880.0
+UNIT_CYCLES = 290.0
+STEP_CYCLES = 480.0
 ARRIVAL_CYCLES = 100.0
-PLACE_CYCLES = 700.0
-ROUND_CYCLES = 26.5
+PLACE_CYCLES = 946.0
+ROUND_CYCLES = 20.0
 """Of a block that is alone: once, for each unit, for a row of blocks and its share of the time that
 rows take to come, for the elements of the input that a thread places at a time, and for a round of
 the tree."""
-SINGLE_CYCLES = 1580.0
+SINGLE_CYCLES = 400.0
 """The time that rows take to come where elements are copied one at a time: all of it."""
-PIECE_CYCLES = 200.0
+PIECE_CYCLES = 164.0
 """For each copy of a row but the first: threads side by side copy what lies far apart."""
-START_INSTRUCTIONS = 439.0
-UNIT_INSTRUCTIONS = 187.0
-STEP_INSTRUCTIONS = 11.6
-PLACE_INSTRUCTIONS = 18.0
-COPY_INSTRUCTIONS = 4.0
-PIECE_INSTRUCTIONS = 6.84
+START_INSTRUCTIONS = 713.0
+UNIT_INSTRUCTIONS = 121.0
+STEP_INSTRUCTIONS = 4.0
+PLACE_INSTRUCTIONS = 15.6
+COPY_INSTRUCTIONS = 1.0
+PIECE_INSTRUCTIONS = 6.74
 """For each row that a thread brings, and for each of its copies."""
-WIDEN_INSTRUCTIONS = 1.5
+WIDEN_INSTRUCTIONS = 0.3
 """For each element of a 16-bit type."""
 
 

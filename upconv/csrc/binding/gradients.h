@@ -83,12 +83,13 @@ inline Stack with_direction(Direction direction, const Stack& stack) {
 
 // PyTorch's own, as aten_input_gradient and aten_weight_gradient in autograd.py, without a detour
 // by Python, which takes 20 us of the host and at times 100. Undefined where those have more to do
-// (no batch; a gradient that runs on beyond the input).
+// (no batch; a gradient that runs on beyond the input; 16-bit types on a CPU).
 inline Tensor aten_gradient_here(const GradientCall& call, Direction direction) {
   const Tensor& gy = call.grad_output;
   const bool by_weight = direction == kGradWeight;
   const int64_t ndim = (by_weight ? static_cast<int64_t>(call.size.size()) : call.other.dim()) - 2;
-  if (gy.dim() != ndim + 2) return {};
+  const bool narrow = gy.scalar_type() == at::kBFloat16 || gy.scalar_type() == at::kHalf;
+  if (gy.dim() != ndim + 2 || (gy.is_cpu() && narrow)) return {};
   const at::AutoDispatchBelowAutograd below;
   const auto list = [](at::IntArrayRef values) { return at::IValue(values.vec()); };
   const at::IValue stride = list(call.lists[0]), padding = list(call.lists[1]);
