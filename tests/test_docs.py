@@ -109,7 +109,7 @@ def test_the_plot_is_what_the_result_files_give(
     assert main(["--check"]) == 0, capsys.readouterr().out
     (tmp_path / "docs").mkdir()
     results = tmp_path / "h200.json"
-    results.write_text((ROOT / "benchmarks/results/h200-forward-tf32-2026-11-16.json").read_text())
+    results.write_text((ROOT / "benchmarks/results/h200-forward-tf32-2026-11-18.json").read_text())
     monkeypatch.setitem(main.__globals__, "ROOT", tmp_path)
     monkeypatch.setitem(main.__globals__, "PICTURE", tmp_path / "docs/images/speed-up.svg")
     assert main(["--check"]) == 1
