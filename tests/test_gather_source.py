@@ -39,22 +39,27 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def built(folder: Path) -> ctypes.CDLL:
-    theirs = [*CUDA.glob("mma_*"), *CUDA.glob("gather_*")]
-    theirs += [CUDA / name for name in ("divider.h", "ordered_sum.cuh")]
+def compiled(folder: Path, driver: str, *patterns: str) -> ctypes.CDLL:
+    """A driver of tests/cuda_on_cpu with the kernels' own sources, by their patterns."""
+    theirs = [file for pattern in patterns for file in CUDA.glob(pattern)]
     for source in (*theirs, *STAND_INS.iterdir()):
         shutil.copy(source, folder)  # the stand-ins replace what they stand in for
-    target = folder / "gather.so"
+    target = folder / "kernels.so"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DEMULATED_ARCH=900"]
     command += ["-Wno-unknown-pragmas", f"-I{folder}", f"-I{INCLUDE}"]
     done = subprocess.run(
-        [*command, str(folder / "gather_driver.cpp"), "-o", str(target)],
+        [*command, str(folder / driver), "-o", str(target)],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    library = ctypes.CDLL(str(target))
+    return ctypes.CDLL(str(target))
+
+
+def built(folder: Path) -> ctypes.CDLL:
+    sources = ("mma_*", "gather_*", "divider.h", "ordered_sum.cuh")
+    library = compiled(folder, "gather_driver.cpp", *sources)
     pointer = ctypes.c_void_p
     library.gather_emulate.argtypes = [pointer, ctypes.c_int64, ctypes.c_int, *[pointer] * 6]
     library.gather_bytes.argtypes = [pointer, ctypes.c_int64]

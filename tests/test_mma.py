@@ -50,25 +50,34 @@ def error(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *rest: object) -> f
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> dict[str, object]:
+def calls(
+    draw: st.DrawFn,
+    cin: tuple[int, int] = (4, 100),
+    cout: tuple[int, int] = (4, 140),
+    sizes: tuple[int, int, int] = (800, 50, 16),
+    kernels: tuple[int, int, int] = (5, 5, 5),
+    most_dilation: int = 3,
+    groups: tuple[int, ...] = (1, 1, 2, 4),
+) -> dict[str, object]:
+    """Channels of a group as the least and the most, sizes and kernels by dimensions."""
     ndim = draw(st.integers(1, 3))
     each = lambda low, high: draw(st.tuples(*[st.integers(low, high)] * ndim))  # noqa: E731
-    stride, dilation = each(1, 4), each(1, 3)
-    groups = draw(st.sampled_from([1, 1, 2, 4]))
+    stride, dilation = each(1, 4), each(1, most_dilation)
+    group_count = draw(st.sampled_from(groups))
     return {
         "kind": draw(st.sampled_from(list(LIMIT))),
         "batch": draw(st.integers(1, 5)),
-        "cin": groups * draw(st.integers(4, 100)),
-        "cout": draw(st.integers(4, 140)),
-        "size": each(1, (800, 50, 16)[ndim - 1]),
-        "kernel": each(1, 5),
+        "cin": group_count * draw(st.integers(*cin)),
+        "cout": draw(st.integers(*cout)),
+        "size": each(1, sizes[ndim - 1]),
+        "kernel": each(1, kernels[ndim - 1]),
         "stride": stride,
         "padding": each(0, 3),
         "output_padding": tuple(
             draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True)
         ),
         "dilation": dilation,
-        "groups": groups,
+        "groups": group_count,
         "bias": draw(st.booleans()),
         "layout": draw(st.sampled_from(["contiguous", "odd_offset", "strided", "expanded"])),
         "seed": draw(st.integers(0, 2**31)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import random
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_direct_host import OPERATORS
-from test_gather_source import CUDA, GUARD, INCLUDE, LIMIT, SPLIT_LIMIT, STAND_INS, fenced
+from test_gather_source import GUARD, INCLUDE, LIMIT, SPLIT_LIMIT, compiled, fenced
 
 from upconv.configurations import draw
 from upconv.planner import H200, Problem, overlap
@@ -31,21 +30,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def built(folder: Path) -> ctypes.CDLL:
-    names = ("mma_*", "gather_*", "overlap_*", "divider.h", "operands.h", "ordered_sum.cuh")
-    theirs = [file for name in names for file in CUDA.glob(name)]
-    for source in (*theirs, *STAND_INS.iterdir()):
-        shutil.copy(source, folder)  # the stand-ins replace what they stand in for
-    target = folder / "overlap.so"
-    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-DEMULATED_ARCH=900"]
-    command += ["-Wno-unknown-pragmas", f"-I{folder}", f"-I{INCLUDE}"]
-    done = subprocess.run(
-        [*command, str(folder / "overlap_driver.cpp"), "-o", str(target)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    library = ctypes.CDLL(str(target))
+    sources = ("mma_*", "gather_*", "overlap_*", "divider.h", "operands.h", "ordered_sum.cuh")
+    library = compiled(folder, "overlap_driver.cpp", *sources)
     pointer = ctypes.c_void_p
     library.overlap_emulate.argtypes = [pointer, ctypes.c_int64, ctypes.c_int, *[pointer] * 6]
     return library
