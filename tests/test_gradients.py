@@ -82,13 +82,15 @@ def test_who_computed_them(capfd: pytest.CaptureFixture[str]) -> None:
     inputs, grad_output = accuracy.make_inputs(LAYER), make_grad_output(LAYER)
     theirs = backward_call(inputs, accuracy.TORCH_OPERATORS[2], grad_output)
     assert kernels_seen(theirs) == "aten"
-    assert kernels_seen(lambda: (ops.FORWARD[1](*inputs[:3], *inputs.options),)) == gradients.OWN
 
     def own_and_theirs() -> tuple[Tensor, ...]:
         own = ops.FORWARD[1](*inputs[:3], *inputs.options)
         rest = (inputs.x.shape, *inputs.options)
         return own, torch.ops.upconv.conv_transpose_grad_input(grad_output, inputs.weight, *rest)
 
+    # By itself the planner takes PyTorch's for so small a layer where there are two threads.
     with ops.forced("cpu_fprop"):
+        own = kernels_seen(lambda: (ops.FORWARD[1](*inputs[:3], *inputs.options),))
+        assert own == gradients.OWN
         assert kernels_seen(own_and_theirs) == gradients.MIXED
     assert capfd.readouterr().err == ""
