@@ -11,11 +11,10 @@
 //
 // Pipeline: boxes of some channels (input rows x columns with margins, zeros outside) come into
 // slots. By TMA where rows begin on 16 bytes (float32 arrives rounded): every warp waits for a box
-// and hands its slot back by itself, and the warps take turns to have a slot filled again; with one
-// warp for that, and a barrier of the block for each box, all waited for its 100 instructions (24 %
-// of the time). Else by cp.async, with one __syncthreads a box. Each warp multiplies one row of
-// places; its sums are its own, so that adding up needs no barrier. A block walks through the units
-// of one group.
+// and hands its slot back by itself, and the warps take turns to have a slot filled again. Else by
+// cp.async, with one __syncthreads a box. Each warp multiplies one row of places; its sums are its
+// own, so that adding up needs no barrier. A block walks through the units of one group. What
+// limits is what boxes bring: with their margins 1.5 times the input, at 4.7 TB/s from L2.
 #pragma once
 
 #include <type_traits>

@@ -26,7 +26,7 @@ constexpr int kStep = Operand::kStep;  // channels of a product
 
 // --- Shared memory ---------------------------------------------------------------------------
 
-// An output row of a warp: where it lies in the output (-1: nowhere), where its sums do, in bytes
+// An output row of a warp: where it lies in the output (-1: nowhere), where its sums do, in floats
 // (-1: it has none).
 struct alignas(16) OutputRow {
   int offset, sums;
