@@ -1,13 +1,14 @@
 """Measures the Hopper kernels whose rows are pixels on this GPU, and fits their cost rules.
 
-    python benchmarks/measure_pixels.py measure patches|phases OUT.jsonl
+    python benchmarks/measure_pixels.py measure patches|phases|walks OUT.jsonl
     python benchmarks/measure_pixels.py fit RESULTS.jsonl ...
 
-`measure`: every tiling of layers whose kernel is their stride (patches), or of those with stride 2
-and 3 or 4 taps and the like (phases), in all directions, TF32, BF16 and, for patches, strict
-float32, with what the other Hopper kernel and PyTorch take; every result is compared with
-PyTorch's. A minute or two each. `fit` needs no GPU; what it prints belongs into
-upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the weight's gradient.
+`measure`: every tiling of layers whose kernel is their stride (patches), of those with stride 2
+and 3 or 4 taps and the like (phases), or of those in which neighbouring outputs meet the same taps
+(walks), in all directions, TF32, BF16 and, for patches, strict float32, with what the other Hopper
+kernel and PyTorch take; every result is compared with PyTorch's. A minute or two each. `fit` needs
+no GPU; what it prints belongs into upconv/planner/sm90_patch.py, sm90_phases.py and their likes for
+the weight's gradient.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from upconv import autograd, ops, plans
 from upconv.planner import (
     DIRECTIONS,
     H200,
+    Hardware,
     Problem,
     sm90,
     sm90_patch,
     sm90_patch_wgrad,
     sm90_phases,
     sm90_phases_wgrad,
+    sm90_walk,
     sm90_wgrad,
 )
 from upconv.planner.sm90_wgrad import flat
@@ -104,14 +107,42 @@ PHASES: list[tuple[Any, ...]] = [
     (3, 72, 40, (10, 16), 3, 2, 1, 1),
     (8, 128, 128, (24, 40), (3, 4), (1, 2), (1, 1)),
 ]
+# batch, in, out, size, kernel, stride, padding, output padding, dilation
+WALKS: list[tuple[Any, ...]] = [
+    (8, 64, 64, (1024, 1024), 3),  # images
+    (8, 32, 32, (512, 1024), 3),
+    (16, 64, 64, (256, 256), 3, 1, 1),
+    (16, 128, 64, (128, 128), 3, 1, 1),
+    (32, 64, 128, (64, 64), 3, 1, 1),
+    (16, 32, 16, (512, 512), 3, 1, 1),
+    (4, 48, 40, (200, 304), 3, 1, 1),
+    (64, 64, 128, (128, 256), (5, 3)),
+    (8, 48, 48, (64, 64, 64), 3),  # volumes
+    (8, 48, 24, (96, 96, 96), 3),
+    (2, 64, 64, (32, 64, 64), 3, 1, 1),
+    (4, 32, 32, (64, 64, 64), 3, 1, 1),
+    (2, 16, 16, (128, 128, 128), 3, 1, 1),
+    (2, 128, 128, (16, 32, 32), 3, 1, 1),
+    (2, 320, 320, (8, 16, 16), 3, 1, 1),
+    (64, 128, 128, (65536,), 3),  # signals
+    (16, 32, 64, (131072,), 3, 2, 1, 0, 2),
+    (16, 256, 256, (8192,), 3, 1, 1),
+    (16, 64, 64, (65536,), 3, 1, 1),
+]
 CHOSEN = (
     *("tile_n", "resident", "workers", "weight_stages", "box_stages", "input_stages"),
     *("blocks", "flat", "octets"),
 )
+WALK_CHOSEN = ("tile_c", "blocks", "resident", "weight_stages", "box_stages", "strip", "in_d")
+"""Likewise of a walk, besides its planes, which are an image's rows or whole images."""
 CONSTANTS = {
     sm90_phases: (
         *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "ROW_CYCLES", "TURN_CYCLES"),
         *("READ_BYTES", "STORE_BYTES"),
+    ),
+    sm90_walk: (
+        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "TURN_CYCLES", "PLANE_CYCLES", "STORE_CYCLES"),
+        *("ROW_CYCLES", "MOVED_BYTES"),
     ),
     sm90_patch: (
         *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES", "HIDDEN"),
@@ -131,6 +162,7 @@ CONSTANTS = {
 PLANNERS = {
     "patches": (sm90_patch, sm90_patch_wgrad, sm90_phases_wgrad),
     "phases": (sm90_phases, sm90_phases_wgrad),
+    "walks": (sm90_walk,),
 }
 
 
@@ -140,12 +172,14 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
     if problem.direction == "grad_weight":
         rows = patches and problem.kernel[-1] == 2 and not sm90_phases_wgrad.square_rows(problem)
         return sm90_patch_wgrad if rows else sm90_phases_wgrad, sm90_wgrad
-    return sm90_patch if patches else sm90_phases, sm90
+    if patches:
+        return sm90_patch, sm90
+    return sm90_walk if sm90_walk.layers(problem) else sm90_phases, sm90
 
 
 def problems(kind: str) -> Iterator[Problem]:
     patches = [(*layer, layer[-1]) for layer in PATCHES]  # the kernel is the stride
-    for layer in patches if kind == "patches" else PHASES:
+    for layer in {"patches": patches, "phases": PHASES, "walks": WALKS}[kind]:
         for dtype, tf32 in (("float32", True), ("bfloat16", True), ("float32", False)):
             for direction in DIRECTIONS:
                 problem = Problem.of(*layer, tf32=tf32, dtype=dtype)
@@ -154,8 +188,16 @@ def problems(kind: str) -> Iterator[Problem]:
                 for each in (replace(problem, channels_last=on) for on in [False, *last]):
                     planner, _ = planners(each)
                     fits = planner in PLANNERS[kind] and planner.refusal(each, H200) is None
-                    if fits and any(planner.tilings(flat(each), H200)):
+                    if fits and any(tilings(planner, each, H200)):
                         yield each
+
+
+def tilings(planner: ModuleType, problem: Problem, hardware: Hardware) -> Iterator[Any]:
+    """Walks go through images as they do through volumes; to all others an image is a slice."""
+    found: Iterator[Any] = planner.tilings(
+        problem if planner is sm90_walk else flat(problem), hardware
+    )
+    return found
 
 
 def both_calls(problem: Problem) -> tuple[Any, Any]:
@@ -175,7 +217,8 @@ def both_calls(problem: Problem) -> tuple[Any, Any]:
 
 def chosen(fields: dict[str, int]) -> dict[str, int]:
     """What of a plan is the planner's choice, and not the layer's."""
-    return {name: value for name, value in fields.items() if name in CHOSEN}
+    names = (*WALK_CHOSEN, "chunk") if "chunk" in fields else CHOSEN
+    return {name: value for name, value in fields.items() if name in names}
 
 
 def measure(kind: str, path: str) -> None:
@@ -193,7 +236,7 @@ def measure(kind: str, path: str) -> None:
             def timed(call: Any = ours) -> float:
                 return median(clock.milliseconds(lambda: (call(),)) for _ in range(6))
 
-            for tiling in planner.tilings(flat(problem), hardware):
+            for tiling in tilings(planner, problem, hardware):
                 record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]
                 plans.record = lambda key, record=record: record  # type: ignore[misc]
                 plans.clear()
@@ -215,14 +258,22 @@ def problem_of(line: dict[str, Any]) -> Problem:
 
 def tilings_of(line: dict[str, Any]) -> list[tuple[Any, float]]:
     """The tilings of a line, as the planner has them now, and their times."""
+
+    def key(fields: dict[str, int]) -> frozenset[tuple[str, int]]:
+        return frozenset(item for item in chosen(fields).items() if item[0] != "chunk")
+
     problem = problem_of(line)
     planner, _ = planners(problem)
-    return [
-        (tiling, ms)
-        for tiling in planner.tilings(flat(problem), H200)
-        for fields, ms in line["times"]
-        if fields == chosen(planner.fields(tiling))
-    ]
+    ours = {key(planner.fields(tiling)): tiling for tiling in tilings(planner, problem, H200)}
+    found = []
+    for fields, ms in line["times"]:
+        tiling = ours.get(key(fields))
+        if tiling is not None and "chunk" in fields:
+            # How long a walk is follows from the rule that is to be judged: as it was then.
+            tiling = replace(tiling, chunk=fields["chunk"])
+        if tiling is not None:
+            found.append((tiling, ms))
+    return found
 
 
 def fit(planner: ModuleType, lines: list[dict[str, Any]]) -> None:
@@ -268,14 +319,14 @@ def described(line: dict[str, Any], choices: list[tuple[Any, float]]) -> str:
     return (
         f"{problem.direction:11} {problem.dtype:8} {'last ' * problem.channels_last}{channels},"
         f" {size}, {prod(problem.kernel)} taps:"
-        f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected, N = {tiling.n}),"
+        f" {ms:.4f} ({tiling.microseconds(H200) / 1e3:.4f} expected),"
         f" best {min(m for _, m in choices):.4f};"
         f" the other kernel {line['other']:.4f}, PyTorch {line['pytorch']:.4f}"
     )
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["measure"] and sys.argv[2] in ("patches", "phases"):
+    if sys.argv[1:2] == ["measure"] and sys.argv[2] in PLANNERS:
         measure(sys.argv[2], sys.argv[3])
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
         texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]

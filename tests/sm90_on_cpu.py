@@ -66,7 +66,7 @@ def compiled(folder: Path, sources: tuple[str, ...] = SOURCES) -> ctypes.CDLL:
     # The shared memory of kernels in a namespace of their own is the same memory.
     same = [
         f"-Wl,--defsym=_ZN6upconv{len(name)}{name}6memoryE=_ZN6upconv6memoryE"
-        for name in ("wgrad", "patch", "phases", "wgrad_phases")
+        for name in ("wgrad", "patch", "phases", "wgrad_phases", "walk")
     ]
     subprocess.run(["g++", "-shared", *same, "-o", library, *objects], check=True, timeout=100)
     return ctypes.CDLL(str(library))

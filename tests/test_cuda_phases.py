@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import between_nans, check_same, distance, poison, serving
+from gpu_checks import distance, serving
+from gpu_layers import check_forced, check_tilings
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
@@ -21,8 +20,6 @@ pytestmark = pytest.mark.gpu
 LIMIT = {torch.float32: 6e-4, torch.bfloat16: 3e-3, torch.float16: 6e-4}
 """Relative to the norm of the result: half a unit of the output's last place for 16-bit types, and
 what rounding both operands to TF32 leaves."""
-OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
-PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 GAN = (2, 1, 0)
 """Stride, padding, output padding of a generator's layers, whose kernel is 4."""
 
@@ -63,69 +60,18 @@ def problems(draw: st.DrawFn) -> Problem:
     return problem
 
 
-def tensors(problem: Problem, seed: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
-    torch.manual_seed(seed)
-    dtype = getattr(torch, problem.dtype)
-    back = problem.direction == "grad_input"
-    channels, size = (
-        (problem.out_channels, problem.out_size) if back else (problem.in_channels, problem.in_size)
-    )
-    x = between_nans((problem.batch, channels, *size), dtype)
-    w = torch.randn(problem.in_channels, problem.out_channels, *problem.kernel, device="cuda")
-    bias = torch.randn(problem.out_channels, device="cuda").to(dtype) if problem.bias else None
-    return x, w.to(dtype), bias
-
-
-def result_of(problem: Problem, x: torch.Tensor, w: torch.Tensor, bias: Any) -> torch.Tensor:
-    steps = (problem.stride, problem.padding, problem.output_padding)
-    if problem.direction == "forward":
-        return OURS[problem.ndim - 1](x, w, bias, *steps)
-    shape = (problem.batch, problem.in_channels, *problem.in_size)
-    return ops.GRADIENTS["grad_input"](x, w, shape, *steps, 1, (1,) * problem.ndim)
-
-
-def expected_of(problem: Problem, x: torch.Tensor, w: torch.Tensor, bias: Any) -> torch.Tensor:
-    steps = (problem.stride, problem.padding, problem.output_padding)
-    if problem.direction == "forward":
-        wide = None if bias is None else bias.double()
-        return PYTORCHS[problem.ndim - 1](x.double(), w.double(), wide, *steps)
-    shape = (problem.batch, problem.in_channels, *problem.in_size)
-    rest = (shape, *steps, 1, (1,) * problem.ndim)
-    return ops._aten_gradient("grad_input", x.double(), w.double(), *rest)
-
-
 @settings(max_examples=500, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(problems(), st.integers(0, 2**31))
 def test_the_forced_kernel_equals_float64_and_repeats_itself(problem: Problem, seed: int) -> None:
-    x, w, bias = tensors(problem, seed)
-    expected = expected_of(problem, x, w, bias)
-    with torch.no_grad(), ops.forced(sm90_phases.KERNEL):
-        if problem.direction == "forward":
-            steps = (problem.stride, problem.padding, problem.output_padding)
-            assert serving(problem.ndim, x, w, bias, *steps) == sm90_phases.KERNEL
-        poison(expected.shape, x.dtype)
-        result, again = (result_of(problem, x, w, bias) for _ in range(2))
-    check_same(result, again)
-    assert distance(result, expected) <= LIMIT[x.dtype]
+    check_forced(problem, sm90_phases.KERNEL, seed, LIMIT[getattr(torch, problem.dtype)])
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(problems(), st.integers(0, 2**31))
 def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
-    x, w, bias = tensors(problem, seed)
-    expected = expected_of(problem, x, w, bias)
-    asked, number = plans.record, plans.KERNEL_IDS[sm90_phases.KERNEL]
-    try:
-        for tiling in sm90_phases.tilings(flat(problem), plans.cuda_hardware(0)):
-            record = [number, *sm90_phases.record(tiling)]
-            plans.record = lambda _, record=record: record  # type: ignore[misc]
-            plans.clear()
-            poison(expected.shape, x.dtype)
-            with torch.no_grad():
-                assert distance(result_of(problem, x, w, bias), expected) <= LIMIT[x.dtype], tiling
-    finally:
-        plans.record = asked  # type: ignore[misc]
-        plans.clear()
+    records = map(sm90_phases.record, sm90_phases.tilings(flat(problem), plans.cuda_hardware(0)))
+    limit = LIMIT[getattr(torch, problem.dtype)]
+    check_tilings(problem, sm90_phases.KERNEL, records, seed, limit)
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

@@ -10,11 +10,15 @@ from gpu_checks import allocations, serving
 
 import upconv
 from upconv import ops
-from upconv.planner import sm90_patch, sm90_phases
+from upconv.planner import sm90_patch, sm90_phases, sm90_walk
 
 pytestmark = pytest.mark.gpu
 
-LAYERS = {sm90_patch.KERNEL: (2, (2,)), sm90_phases.KERNEL: (4, (2, 1))}
+LAYERS = {
+    sm90_patch.KERNEL: (2, (2,)),
+    sm90_phases.KERNEL: (4, (2, 1)),
+    sm90_walk.KERNEL: (3, (1, 1)),
+}
 """Kernel; stride, padding."""
 
 

@@ -73,6 +73,7 @@ ROWS = {
     "sm90": ("sm90_wgmma_fprop", "sm90_launch"),
     "patch": ("sm90_patch", "sm90_patch"),
     "phases": ("sm90_phases", "sm90_phases"),
+    "walk": ("sm90_walk", "sm90_walk"),
     "overlap": ("overlap_fprop", "overlap_launch"),
     "gather_igrad": ("gather_igrad", "gather_igrad_launch"),
 }
@@ -112,6 +113,7 @@ def test_numbers_of_operands_are_the_planners() -> None:
         "sm90_wgmma_fprop": ("sm90_params.h", "operand"),
         "sm90_patch": ("sm90_patch_params.h", "operand"),
         "sm90_phases": ("sm90_phases_params.h", "operand"),
+        "sm90_walk": ("sm90_walk_params.h", "operand"),
         "mma_fprop": ("mma_params.h", "operand"),
         "gather_igrad": ("gather_params.h", "type"),
         "overlap_fprop": ("overlap_params.h", "type"),

@@ -14,7 +14,7 @@ WIDTHS = (64, 104, 128, 184, 216, 240, 256)
 SPLIT_WIDTHS = (64, 104, 112, 128)
 """The same for split operands, whose tiles are twice as wide."""
 
-REGISTER_WIDTHS = (32, 48, 64, 128, 256)
+REGISTER_WIDTHS = (32, 48, 64, 72, 96, 128, 144, 192, 256)
 """N of the form whose first operand comes from registers: pixels, and the weight's gradient."""
 
 SPLIT_REGISTER_WIDTHS = (64, 128)

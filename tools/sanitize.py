@@ -24,6 +24,7 @@ from upconv.planner import (
     sm90_patch_wgrad,
     sm90_phases,
     sm90_phases_wgrad,
+    sm90_walk,
     sm90_wgrad,
 )
 
@@ -48,6 +49,15 @@ PHASES_SWEEP = [
     (1, 24, 70, (5, 12), 3, 2, 1, 0, torch.float32),
     (2, 16, 24, (3, 4, 16), 4, 2, 1, 0, torch.bfloat16),
     (2, 64, 24, (264,), 4, 2, 1, 0, torch.float32),
+]
+
+# batch, in, out, size, kernel, stride and dilation, padding, dtype
+WALK_SWEEP = [
+    (2, 40, 72, (20, 40), 3, 1, 1, torch.float32),
+    (1, 64, 24, (9, 264), (5, 3), 1, 0, torch.bfloat16),
+    (2, 24, 48, (5, 6, 16), 3, 1, 1, torch.float16),
+    (1, 16, 16, (3, 9, 24), 3, 2, 1, torch.float32),
+    (2, 72, 140, (264,), 3, 2, 1, torch.bfloat16),
 ]
 
 # batch, in, out, size, kernel and stride, dtype
@@ -200,6 +210,21 @@ def phases_sweep() -> None:
         print("clean, phases", batch, cin, cout, size, kernel, *steps, dtype)
 
 
+def walk_sweep() -> None:
+    for batch, cin, cout, size, kernel, step, padding, dtype in WALK_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
+        with torch.no_grad(), ops.forced(sm90_walk.KERNEL):
+            y = operator(x, w, None, step, padding, step - 1, 1, step)
+            zeros, ones = ((v,) * len(size) for v in (0, 1))
+            same = tuple((k - 1) // 2 for k in w.shape[2:])
+            gx = ops.GRADIENTS["grad_input"](
+                x.new_ones(batch, cout, *size), w, x.shape, ones, same, zeros, 1, ones
+            )
+        torch.cuda.synchronize()
+        assert all(bool(torch.isfinite(each).all()) for each in (y, gx))
+        print("clean, walks", batch, cin, cout, size, kernel, step, dtype)
+
+
 def bias_sweep() -> None:
     for size, last, dtype in BIAS_SWEEP:
         gy = torch.randn(size, device="cuda").to(dtype)
@@ -289,6 +314,7 @@ def main() -> None:
     gradient_sweep()
     patch_sweep()
     phases_sweep()
+    walk_sweep()
     depthwise_sweep()
     bias_sweep()
 

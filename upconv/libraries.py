@@ -29,6 +29,7 @@ BY_OPERAND = (
     "sm90_wgmma_fprop",
     "sm90_patch",
     "sm90_phases",
+    "sm90_walk",
     "mma_fprop",
     "overlap_fprop",
     "gather_igrad",

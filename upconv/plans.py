@@ -39,6 +39,7 @@ KERNEL_IDS = {
     "overlap_fprop": 14,
     "depthwise_igrad": 15,
     "depthwise_wgrad": 16,
+    "sm90_walk": 17,
 }
 ASK_AGAIN = -1
 """In a kernel's place: PyTorch's operator for this call, and the next one asks again."""

@@ -49,6 +49,7 @@ SOURCES = {
         "cuda/sm90_launch.cu",
         "cuda/sm90_patch.cu",
         "cuda/sm90_phases.cu",
+        "cuda/sm90_walk.cu",
         "cuda/mma_launch.cu",
         "cuda/gather_igrad_launch.cu",
         "cuda/gather_launch.cu",
@@ -92,6 +93,7 @@ _LONGEST_FIRST = (
     "cuda/sm90_wgrad_tf32.cu",  # 32 s, of which most in several threads
     "cuda/sm90_*_narrow.cu",  # 14 to 20 s
     "cuda/sm90_phases.cu",  # 13 s for two types, in several threads
+    "cuda/sm90_walk.cu",  # 13 s for two types, in several threads
     "cuda/sm90_*patch.cu",  # 13 s for two types and 7 s, in several threads
     "cuda/sm90_wgrad_*16.cu",  # 18 s
     "cuda/sm90_wgrad_phases.cu",  # 14 s, in several threads

@@ -24,6 +24,7 @@ from . import (
     sm90_patch_wgrad,
     sm90_phases,
     sm90_phases_wgrad,
+    sm90_walk,
     sm90_wgrad,
 )
 from .candidate import ATEN, Candidate, Refusal
@@ -35,6 +36,7 @@ KERNELS = {
     sm90.KERNEL: sm90.consider,
     sm90_patch.KERNEL: sm90_patch.consider,
     sm90_phases.KERNEL: sm90_phases.consider,
+    sm90_walk.KERNEL: sm90_walk.consider,
     direct.KERNEL: direct.consider,
     mma.KERNEL: mma.consider,
     overlap.KERNEL: overlap.consider,
@@ -54,6 +56,7 @@ SERVED = {
     sm90.KERNEL: ("forward", "grad_input"),
     sm90_patch.KERNEL: ("forward", "grad_input"),
     sm90_phases.KERNEL: ("forward", "grad_input"),
+    sm90_walk.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
     sm90_patch_wgrad.KERNEL: ("grad_weight",),
@@ -91,7 +94,7 @@ PROVEN = {
 """GPU kernels, by direction, and the compute capabilities on which they serve by themselves: there
 their tests passed on a GPU, in this form or in one from which it differs by what the CPU tests
 cover (docs/notes tells what ran when). Elsewhere they are on trial and serve only where they are
-asked for by name."""
+asked for by name, as one that is not here at all does everywhere."""
 
 
 def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:

@@ -67,7 +67,8 @@ enum KernelId : int64_t {
   kSm90PhasesWgrad = 13,
   kOverlapFprop = 14,
   kDepthwiseIgrad = 15,
-  kDepthwiseWgrad = 16
+  kDepthwiseWgrad = 16,
+  kSm90Walk = 17
 };
 // In a kernel's place: PyTorch's operator for this call, and the next one asks again.
 constexpr int64_t kAskAgain = -1;

@@ -173,6 +173,7 @@ inline KernelTable tensor_core_kernels() {
   kernels.push_back(gather_igrad_kernel());
 #ifdef UPCONV_SM90
   kernels.push_back(phases_kernel());
+  kernels.push_back(walk_kernel());
 #endif
 #endif
   for (CudaKernel& kernel : kernels) kernel.operands = UPCONV_OPERAND_BITS;

@@ -4,6 +4,7 @@
 #include "cuda/sm90_launch.h"
 #include "cuda/sm90_patch_launch.h"
 #include "cuda/sm90_phases_launch.h"
+#include "cuda/sm90_walk_launch.h"
 #include "cuda/sm90_wgrad_launch.h"
 #include "cuda/sm90_wgrad_patch_launch.h"
 #include "cuda/sm90_wgrad_phases_launch.h"
@@ -134,6 +135,49 @@ inline CudaKernel phases_kernel() {
             params.bias = operands.bias;
             params.result = operands.output;
             return phases_run(params, multiprocessors, stream);
+          }};
+}
+
+inline CudaKernel::Prepared read_walk(const CallSizes& call, const std::vector<int64_t>& record) {
+  auto plan = std::make_shared<WalkParams>();
+  if (!read_walk_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
+    return nullptr;
+  // Walks go through the rows of an image as they do through the depths of a volume.
+  const auto is = [&](const int64_t (&sizes)[3], int z, int y, int x) {
+    const bool by_rows = sizes[0] == 1 && y == 1;
+    return sizes[2] == x && (by_rows ? sizes[1] == z : sizes[0] == z && sizes[1] == y);
+  };
+  const bool fits = !call.channels_last && call.groups == 1 && plan->batch == call.batch &&
+                    plan->in_channels == call.in_channels &&
+                    plan->out_channels == call.out_channels &&
+                    is(call.in, plan->in_d, plan->in_h, plan->in_w) &&
+                    is(call.out, plan->out_d, plan->out_h, plan->out_w) &&
+                    is(call.kernel, plan->kernel_z, plan->kernel_y, plan->kernel_x) &&
+                    call.weight_strides(plan->weight_in, plan->weight_out);
+  if (!fits) return nullptr;
+  return plan;
+}
+
+inline const WalkParams& walk_plan(const void* plan) {
+  return *static_cast<const WalkParams*>(plan);
+}
+
+inline CudaKernel walk_kernel() {
+  return {kSm90Walk,
+          "the Hopper kernel that walks",
+          16,
+          read_walk,
+          [](const void* plan) { return walk_packed_bytes(walk_plan(plan)); },
+          [](const void* plan, const void* weight, void* packed, cudaStream_t stream) {
+            return walk_pack(walk_plan(plan), weight, packed, stream);
+          },
+          [](const void* plan, const Operands& operands, int multiprocessors, cudaStream_t stream) {
+            WalkParams params = walk_plan(plan);
+            params.source = operands.input;
+            params.w = operands.weight;
+            params.bias = operands.bias;
+            params.result = operands.output;
+            return walk_run(params, multiprocessors, stream);
           }};
 }
 

@@ -5,18 +5,19 @@
 #include "ptx.cuh"
 #include "sm90_layout.cuh"
 #include "sm90_phases_params.h"
+#include "sm90_pixels.cuh"
 #include "sm90_rings.cuh"
 
 namespace upconv::phases {
 
+using pixels::Channels, pixels::high_halves, pixels::kPieceBytes, pixels::kStepBytes,
+    pixels::low_halves, pixels::two_halves;
 using rings::kBarrierBytes, rings::kBlock, rings::kConsumers, rings::kConsumerWarps,
     rings::kMaxStages, rings::kThreads, rings::Rings, rings::Slot;
 
 // --- Configuration ---------------------------------------------------------------------------
 
-constexpr int kOctet = 8;        // pixels that always lie side by side
-constexpr int kStepBytes = 32;   // of K in one product
-constexpr int kPieceBytes = 16;  // TMA begins with whole ones
+constexpr int kOctet = 8;  // pixels that always lie side by side
 constexpr int kMaxColumns = 256;
 constexpr int kMostPackRows = 9;  // of taps that a block packs: 3 x 3, in 37 KB of shared memory
 constexpr int kTableBytes = kMaxColumns * 4;  // of a consumer: the bias of its channels
@@ -38,7 +39,7 @@ __host__ __device__ inline int slice_bytes(const PhasesParams& p) {
   return p.box_w * p.box_h * element_bytes(p);
 }
 __host__ __device__ inline int channel_step(const PhasesParams& p) {
-  return channel_bytes(p) / kPieceBytes % 2 ? 2 : 1;
+  return pixels::channel_step(channel_bytes(p));
 }
 // K of a box, in products. Forward, a tap takes half as many cycles, and what else there is to do
 // for each box and tap would take as long.
@@ -201,38 +202,17 @@ __device__ __forceinline__ Own pixel_at(const PhasesParams& p, const Block& bloc
   return {x - row * p.in_w, row};
 }
 
-// Packs the same halves of two channels' words.
-__device__ __forceinline__ uint32_t low_halves(uint32_t first, uint32_t second) {
-  return __byte_perm(first, second, 0x5410);
-}
-__device__ __forceinline__ uint32_t high_halves(uint32_t first, uint32_t second) {
-  return __byte_perm(first, second, 0x7632);
-}
-
-// Two outputs of 16 bits, the first in the lower half.
-template <typename Operand>
-__device__ __forceinline__ uint32_t two_halves(float low, float high) {
-  if constexpr (std::is_same_v<Operand, Fp16>) return ptx::to_halves(low, high);
-  return ptx::to_bfloat16s(low, high);
-}
-
-// K may be numbered as one likes. Lane t reads channels t * step and another one of 8, in 16 bits
-// of 8 and of the next 8; they are numbers t and t + 4 of K, or pair t and pair t + 4.
-struct Channels {
-  uint32_t first, other, eight;  // places in a box; `other` and `eight` from the first
-  uint32_t step;                 // from the channels of a product to those of the next
-};
+// pixels::channels_of once more: with that one ptxas orders the instructions of six forms
+// otherwise, which is for a GPU to judge.
 __device__ __forceinline__ Channels channels_of(const PhasesParams& p, int lane) {
   const int step = channel_step(p), bytes = channel_bytes(p);
   return {static_cast<uint32_t>(lane % 4 * step * bytes),
           static_cast<uint32_t>((step == 2 ? 1 : 4) * bytes), static_cast<uint32_t>(8 * bytes),
           static_cast<uint32_t>(kStepBytes / element_bytes(p) * bytes)};
 }
-// The channel of a box that is number `i` of the first or second 16 bytes of K.
 template <typename Element>
 __device__ __forceinline__ int channel_of(const PhasesParams& p, int half, int i) {
-  const int step = channel_step(p), other = step == 2 ? 1 : 4;
-  return sizeof(Element) == 4 ? i * step + half * other : 8 * half + i / 2 * step + i % 2 * other;
+  return pixels::channel_of<Element>(channel_bytes(p), half, i);
 }
 
 }  // namespace upconv::phases

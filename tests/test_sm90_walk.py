@@ -1,0 +1,198 @@
+"""The Hopper kernel that walks: its plans, and its own code on a CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sm90_on_cpu
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kernel_reports import spilled_bytes
+from params_header import CUDA, ParamsHeader
+from pixel_kernels import MULTIPROCESSORS, check
+
+from upconv.planner import H200, Problem, Refusal, sm90_walk
+from upconv.planner.sm90_tiling import OPERANDS
+
+DIRECTIONS = ("forward", "grad_input")
+
+
+def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 3, **rest: object) -> Problem:
+    values = {"batch": 2, "in_channels": 24, "out_channels": 20, "tf32": True, **rest}
+    first = [values.pop(name) for name in ("batch", "in_channels", "out_channels")]
+    steps = [values.pop(name, default) for name, default in STEPS]
+    return Problem.of(*first, size, kernel, *steps, **values)  # type: ignore[arg-type]
+
+
+STEPS = (("stride", 1), ("padding", 1), ("output_padding", 0), ("dilation", 1))
+
+
+# --- Plans -------------------------------------------------------------------------------------
+
+
+def test_the_fields_are_those_of_the_header() -> None:
+    tiling = next(sm90_walk.tilings(layer((8, 8)), H200))
+    assert list(sm90_walk.fields(tiling)) == ParamsHeader("sm90_walk_params.h").fields()
+
+
+def test_the_tiles_are_those_that_are_compiled() -> None:
+    source = (CUDA / "sm90_walk.cu").read_text().replace("\\\n", " ")
+    line = next(line for line in source.splitlines() if "define UPCONV_WALK_TILES" in line)
+    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", line)
+    assert [tuple(map(int, tile)) for tile in found] == list(sm90_walk.TILES)
+
+
+REFUSED = {
+    "stride": (layer((8, 32), stride=2), "meet different taps"),
+    "gradient's stride": (
+        layer((8, 32), stride=2, dilation=2, direction="grad_input"),
+        "meet different taps",
+    ),
+    "taps": (layer((8, 32), 4), "3 taps side by side"),
+    "dilation": (layer((8, 32), dilation=2), "3 taps side by side"),
+    "groups": (layer((8, 32), groups=2), "one group"),
+    "layout": (layer((8, 32), channels_last=True), "contiguous layout only"),
+    "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
+    "float64": (layer((8, 32), dtype="float64"), "no float64 form"),
+    "width": (layer((32, 30)), "a multiple of 16 bytes, not 30"),
+    "width in 16 bits": (layer((32, 12), dtype="bfloat16"), "a multiple of 16 bytes, not 12"),
+    "gradient's rows": (
+        layer((32, 32), padding=0, direction="grad_input"),
+        "of 16 bytes, not 34",
+    ),
+    "large": (layer((2**15, 2**14), batch=1), "32-bit sizes"),
+    "rows beyond all boxes": (layer((8, 32), (400, 3)), "do not fit"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_why(name: str) -> None:
+    problem, reason = REFUSED[name]
+    answer = sm90_walk.consider(problem, H200)
+    assert isinstance(answer, Refusal)
+    assert reason in answer.reason
+
+
+def banks(tiling: sm90_walk.Tiling) -> set[int]:
+    """Of the words that lanes read at a time: 4 channels, and 8 words of an octet or of two."""
+    element = tiling.element_bytes
+    channel = tiling.box[0] * tiling.box[1] * element // 4
+    step = 2 if channel // 4 % 2 else 1
+    return {(t * step * channel + word) % 32 for t in range(4) for word in range(8)}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.tuples(*[st.integers(1, 40)] * 2, st.integers(1, 300)),
+    st.tuples(st.sampled_from([1, 3]), st.integers(1, 6)),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.sampled_from(DIRECTIONS),
+)
+def test_lanes_read_from_different_banks(
+    size: tuple[int, ...], kernel: tuple[int, ...], dtype: str, way: str
+) -> None:
+    """What a phase of a load reads: 32 words of as many banks."""
+    problem = layer((*size[:2], size[2] * 8), (*kernel, 3), dtype=dtype, direction=way)
+    assume(min(problem.out_size) > 0)
+    assume(sm90_walk.refusal(problem, H200) is None)
+    for tiling in sm90_walk.tilings(problem, H200):
+        assert len(banks(tiling)) == 32
+        taken = (
+            tiling.weight_stages * tiling.weight_bytes
+            + 2 * tiling.box_stages * tiling.box_bytes
+            + tiling.stage_pieces * tiling.stage_bytes
+        )
+        assert taken + sm90_walk.HEADER_BYTES <= H200.shared_memory
+
+
+# --- The kernel --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("g++") is None:
+        pytest.skip("g++ is not on the PATH")
+    folder = tmp_path_factory.mktemp("walk")
+    return sm90_on_cpu.compiled(folder, ("sm90_walk", "walk_driver"))
+
+
+def tilings(problem: Problem) -> list[sm90_walk.Tiling]:
+    hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
+    assert sm90_walk.refusal(problem, hardware) is None
+    return list(sm90_walk.tilings(problem, hardware))
+
+
+@st.composite
+def problems(draw: st.DrawFn, direction: str) -> Problem:
+    ndim = draw(st.sampled_from([1, 2, 2, 3]))
+    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
+    walk = draw(st.sampled_from([1, 3, 3]))
+    spread = [number(1, 3) if direction == "forward" and number(0, 1) else 1 for _ in range(ndim)]
+    problem = layer(
+        (*[number(1, 7) for _ in range(ndim - 1)], 4 * number(1, 10)),
+        (walk, number(1, 4), 3)[-ndim:] if ndim != 2 else (number(1, 4), 3),
+        batch=number(1, 3),
+        in_channels=number(8, 40),
+        out_channels=number(8, 40),
+        stride=tuple(spread),
+        padding=tuple(number(0, 2) for _ in range(ndim)),
+        output_padding=tuple(number(0, each - 1) for each in spread),
+        dilation=tuple(spread),
+        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
+        bias=draw(st.booleans()),
+        direction=direction,
+    )
+    assume(min(problem.out_size) > 0)
+    assume(sm90_walk.refusal(problem, H200) is None)
+    assume(tilings(problem))
+    return problem
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data(), choose=st.randoms(use_true_random=False))
+def test_the_kernel_computes_the_layer(
+    library: ctypes.CDLL, direction: str, data: st.DataObject, choose: random.Random
+) -> None:
+    problem = data.draw(problems(direction))
+    check(library, sm90_walk.record(choose.choice(tilings(problem))), problem, choose.randrange(99))
+
+
+WHOLE = {
+    "an image": layer((6, 16), batch=1),
+    "what divides by nothing": layer((5, 20), batch=1, padding=0),
+    "in 16 bits": layer((5, 24), dtype="bfloat16", batch=1),
+    "more rows than taps of the walk": layer((6, 16), (5, 3), dtype="float16", batch=1),
+    "a volume": layer((4, 4, 8), batch=1),
+    "a signal": layer((256,), batch=3),
+    "outputs a stride apart": layer((128,), stride=2, dilation=2, output_padding=1),
+    "outputs a stride apart in all dimensions": layer((4, 3, 8), stride=2, dilation=2, batch=1),
+    "rows a stride apart": layer((4, 16), stride=(3, 1), dilation=(3, 1), output_padding=(2, 0)),
+    "many channels": layer((3, 8), in_channels=72, out_channels=140, batch=1),
+    "more padding than taps": layer((6, 16), padding=2),
+}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_tiling(library: ctypes.CDLL, name: str, direction: str) -> None:
+    problem = replace(WHOLE[name], direction=direction)
+    reason = sm90_walk.refusal(problem, H200)
+    if direction == "grad_input" and reason is not None:
+        assert "16 bytes, not" in reason or "meet different taps" in reason
+        return
+    for tiling in tilings(problem):
+        check(library, sm90_walk.record(tiling), problem, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
+def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
+    kernels = (len(sm90_walk.TILES) + 1) * len(OPERANDS)  # and those that pack
+    assert spilled_bytes(CUDA / "sm90_walk.cu", tmp_path) == [0] * kernels
