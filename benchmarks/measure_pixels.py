@@ -194,9 +194,11 @@ def problems(kind: str) -> Iterator[Problem]:
 
 def tilings(planner: ModuleType, problem: Problem, hardware: Hardware) -> Iterator[Any]:
     """Walks go through images as they do through volumes; to all others an image is a slice."""
-    found: Iterator[Any] = planner.tilings(
-        problem if planner is sm90_walk else flat(problem), hardware
-    )
+    if planner is sm90_walk:
+        return sm90_walk.tilings(problem, hardware)
+    if planner is sm90_phases:
+        return sm90_phases.tilings(flat(problem), hardware, on_trial=True)
+    found: Iterator[Any] = planner.tilings(flat(problem), hardware)
     return found
 
 
@@ -215,10 +217,12 @@ def both_calls(problem: Problem) -> tuple[Any, Any]:
     return lambda: ours(gy, x, *rest), lambda: autograd.aten_weight_gradient(gy, x, *rest)
 
 
-def chosen(fields: dict[str, int]) -> dict[str, int]:
+def chosen(planner: ModuleType, tiling: Any) -> dict[str, int]:
     """What of a plan is the planner's choice, and not the layer's."""
-    names = (*WALK_CHOSEN, "chunk") if "chunk" in fields else CHOSEN
-    return {name: value for name, value in fields.items() if name in names}
+    names = (*WALK_CHOSEN, "chunk") if planner is sm90_walk else CHOSEN
+    found = {name: value for name, value in planner.fields(tiling).items() if name in names}
+    staged = planner is sm90_phases and tiling.stage_pieces
+    return {**found, "stage_pieces": tiling.stage_pieces} if staged else found
 
 
 def measure(kind: str, path: str) -> None:
@@ -243,7 +247,7 @@ def measure(kind: str, path: str) -> None:
                 error = float((ours().float() - expected).norm() / expected.norm())
                 limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
                 assert error <= limit, (tiling, error)
-                line["times"].append([chosen(planner.fields(tiling)), timed()])
+                line["times"].append([chosen(planner, tiling), timed()])
             plans.record = asked  # type: ignore[misc]
             with ops.forced(other.KERNEL):
                 line["other"] = timed()
@@ -260,11 +264,12 @@ def tilings_of(line: dict[str, Any]) -> list[tuple[Any, float]]:
     """The tilings of a line, as the planner has them now, and their times."""
 
     def key(fields: dict[str, int]) -> frozenset[tuple[str, int]]:
-        return frozenset(item for item in chosen(fields).items() if item[0] != "chunk")
+        return frozenset(item for item in fields.items() if item[0] != "chunk")
 
     problem = problem_of(line)
     planner, _ = planners(problem)
-    ours = {key(planner.fields(tiling)): tiling for tiling in tilings(planner, problem, H200)}
+    every = tilings(planner, problem, H200)
+    ours = {key(chosen(planner, tiling)): tiling for tiling in every}
     found = []
     for fields, ms in line["times"]:
         tiling = ours.get(key(fields))

@@ -25,6 +25,7 @@ from upconv.planner import (
     Refusal,
     sm90_patch,
     sm90_patch_wgrad,
+    sm90_walk,
     sm90_wgrad,
     sm90_wgrad_chunks,
 )
@@ -228,6 +229,7 @@ def test_the_generated_file_is_what_the_generator_writes() -> None:
     exec((ROOT / "tools" / "generate_wgmma.py").read_text(), namespace)
     assert (CUDA / "wgmma_registers.cuh").read_text() == namespace["register_text"]()  # type: ignore[operator]
     used = {n for _, n, *_ in FORMS} | set(sm90_patch.TILES) | set(sm90_patch_wgrad.TILES)
+    used |= {channels * walk for channels, walk, *_ in sm90_walk.TILES}
     assert used == set(namespace["REGISTER_WIDTHS"])  # type: ignore[call-overload]
 
 

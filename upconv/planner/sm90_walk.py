@@ -46,7 +46,7 @@ BLOCK, OCTET, CONSUMERS = 64, 8, 2
 STEP_BYTES = 32
 """Of K in one product."""
 PIECE_BYTES = 16
-HEADER_BYTES = 1024 + 256 + CONSUMERS * (512 + 256)
+HEADER_BYTES = 1024 + 512 + CONSUMERS * (512 + 256)
 MOST_STAGES = 16
 LEAST_PIECES, MOST_PIECES = 2, 8
 """Of outputs that are laid down for a consumer's writer."""

@@ -103,7 +103,7 @@ bool read_walk_plan(const int64_t* record, int64_t length, WalkParams* plan) {
   const bool fits =
       at == length && p.weight_stages > 0 && p.weight_stages <= rings::kMaxStages &&
       p.box_stages > 0 && p.box_stages <= rings::kMaxStages && p.stage_pieces > 0 &&
-      p.stage_pieces <= walk::kMaxPieces && p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 &&
+      p.stage_pieces <= staging::kMaxPieces && p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 &&
       p.strip > 0 && p.spread_z > 0 && p.spread_y > 0 && p.spread_x > 0 &&
       // What a box must have for the windows of a strip's pixels, in as many rows as a run touches.
       p.lead >= 0 && p.lead % 2 == 0 &&

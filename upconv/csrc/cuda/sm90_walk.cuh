@@ -25,9 +25,7 @@
 //            box_empty[consumer][stage]     each of the consumer's warps -> its box may be replaced
 //            full[stage]                    bytes of weights             -> consumers may read
 //            empty[stage]                   each warp of both consumers  -> the feeder may fill
-//            again staged_full[consumer][piece]   each of the consumer's warps -> its writer may
-//            read staged_empty[consumer][piece]  the writer                   -> they may stage
-//            again
+//            finished outputs, from a consumer to its writer: sm90_staging.cuh
 #pragma once
 
 #include "sm90_walk_store.cuh"

@@ -6,6 +6,7 @@
 #include "sm90_layout.cuh"
 #include "sm90_pixels.cuh"
 #include "sm90_rings.cuh"
+#include "sm90_staging.cuh"
 #include "sm90_walk_params.h"
 
 namespace upconv::walk {
@@ -22,9 +23,8 @@ constexpr int kMaxChannels = 128;
 constexpr int kMaxOctets = 32;                // of a consumer
 constexpr int kBiasBytes = kMaxChannels * 4;  // of a consumer
 constexpr int kTableBytes = kMaxOctets * 8;   // likewise: where its octets go
-constexpr int kMaxPieces = 8;                 // of outputs that are staged for a writer
-constexpr int kStagedBytes = 2 * kConsumers * kMaxPieces * 8;  // their barriers
-constexpr int kHeaderBytes = kBarrierBytes + kStagedBytes + kConsumers * (kBiasBytes + kTableBytes);
+constexpr int kHeaderBytes =
+    kBarrierBytes + staging::kBarrierBytes + kConsumers * (kBiasBytes + kTableBytes);
 
 __host__ __device__ inline int element_bytes(const WalkParams& p) { return p.operand == 0 ? 4 : 2; }
 // Products for which the channels of a box are enough. Where a box serves several blocks of pixels,
@@ -49,11 +49,10 @@ __host__ __device__ inline int columns_of(const WalkParams& p) { return p.tile_c
 __host__ __device__ inline int weight_bytes(const WalkParams& p) {
   return columns_of(p) * kStepBytes * p.kernel_x * steps_of(p.blocks);
 }
-// Channels of a piece of staged outputs, and from one of them to the next: pairs of pixels of four
-// lanes' channels, two apart, fall on different banks.
+// Channels of a piece of staged outputs, and from one of them to the next.
 __host__ __device__ constexpr int stage_channels(int tile_c) { return tile_c % 16 ? 8 : 16; }
 __host__ __device__ constexpr int stage_pitch(int blocks, int element_bytes) {
-  return blocks * kBlock * element_bytes + 16;
+  return staging::pitch_of(blocks * kBlock * element_bytes);
 }
 __host__ __device__ inline int stage_bytes(const WalkParams& p) {
   return stage_channels(p.tile_c) * stage_pitch(p.blocks, element_bytes(p));
@@ -127,38 +126,26 @@ __device__ __forceinline__ Own octet_at(const WalkParams& p, const Block& block,
 // --- Shared memory ---------------------------------------------------------------------------
 
 struct Shared : Rings {
-  uint32_t staged_full, staged_empty, tables, boxes, staged, weights;
+  uint32_t staged, tables, boxes, pieces, weights;  // staged: barriers of the pieces
 
   __device__ __forceinline__ Shared(const WalkParams& p, unsigned char* memory) : Rings(memory) {
-    staged_full = full + kBarrierBytes;
-    staged_empty = staged_full + kStagedBytes / 2;
-    tables = staged_full + kStagedBytes;
+    staged = full + kBarrierBytes;
+    tables = staged + staging::kBarrierBytes;
     boxes = full + kHeaderBytes;
-    staged = boxes + kConsumers * p.box_stages * box_pitch(p);
-    weights = staged + kConsumers * p.stage_pieces * stage_bytes(p);
+    pieces = boxes + kConsumers * p.box_stages * box_pitch(p);
+    weights = pieces + kConsumers * p.stage_pieces * stage_bytes(p);
   }
   __device__ __forceinline__ uint32_t bias_of(int c) const { return tables + c * kBiasBytes; }
   __device__ __forceinline__ uint32_t octets_of(int c) const {
     return tables + kConsumers * kBiasBytes + c * kTableBytes;
   }
-  __device__ __forceinline__ uint32_t staged_of(const WalkParams& p, int c) const {
-    return staged + c * p.stage_pieces * stage_bytes(p);
-  }
-  __device__ __forceinline__ uint32_t staged_full_at(int c, int piece) const {
-    return staged_full + 8 * (kMaxPieces * c + piece);
-  }
-  __device__ __forceinline__ uint32_t staged_empty_at(int c, int piece) const {
-    return staged_empty + 8 * (kMaxPieces * c + piece);
+  __device__ __forceinline__ staging::Pieces pieces_of(const WalkParams& p, int c) const {
+    return staging::Pieces(staged, pieces, p.stage_pieces, stage_bytes(p), c);
   }
 
   // By all threads of a block.
   __device__ __forceinline__ void begin() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kConsumers * kMaxPieces; ++i) {
-        ptx::barrier_init(staged_full + 8 * i, kConsumerWarps / kConsumers);
-        ptx::barrier_init(staged_empty + 8 * i, 1);
-      }
-    }
+    if (threadIdx.x == 0) staging::Pieces::begin(staged);
     Rings::begin();
   }
 };

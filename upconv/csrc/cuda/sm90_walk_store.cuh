@@ -1,9 +1,6 @@
 // Hopper kernel that walks: how a finished plane of outputs leaves a thread block. Threads of a
-// consumer have pairs of pixels in channels two apart; they lay them down in shared memory as rows,
-// some channels at a time, which a warp of its own, the writer, copies to where they lie in the
-// output. So a warpgroup goes on with its products at once. When it stored by itself, that took
-// 2,800 cycles for 64 channels x 64 pixels, in which the other one alone cannot keep the tensor
-// cores busy: 4,600 cycles of products a plane became 7,400.
+// consumer have pairs of pixels in channels two apart; they lay them down as rows of pixels, which
+// the writer copies to where they lie in the output (sm90_staging.cuh).
 #pragma once
 
 #include "sm90_walk_layout.cuh"
@@ -18,7 +15,6 @@ struct Stage {
   static constexpr bool kWide = sizeof(Element) == 4;
   static constexpr int kChannels = stage_channels(C);  // of a piece
   static constexpr int kPitch = stage_pitch(kBlocks, sizeof(Element));
-  static constexpr int kBytes = kChannels * kPitch;
   static constexpr int kRounds = C / kChannels;
   static_assert(C % kChannels == 0, "whole pieces");
   static_assert(C <= kMaxChannels, "the table of the bias is too short");
@@ -28,22 +24,22 @@ template <typename Operand, int C, int kBlocks>
 struct Outputs : Stage<Operand, C, kBlocks> {
   using typename Stage<Operand, C, kBlocks>::Element;
   using Stage<Operand, C, kBlocks>::kWide, Stage<Operand, C, kBlocks>::kChannels,
-      Stage<Operand, C, kBlocks>::kPitch, Stage<Operand, C, kBlocks>::kBytes,
-      Stage<Operand, C, kBlocks>::kRounds;
+      Stage<Operand, C, kBlocks>::kPitch, Stage<Operand, C, kBlocks>::kRounds;
 
   const WalkParams& p;
   const Shared& shared;
   const int c;
-  const uint32_t place;  // of a thread's pixels in the first piece
-  Slot piece;            // the next one
+  const uint32_t place;  // of a thread's pixels in a piece
+  staging::Pieces pieces;
 
   __device__ __forceinline__ Outputs(const WalkParams& p, const Shared& shared, int c, int warp,
                                      int lane)
       : p(p),
         shared(shared),
         c(c),
-        place(shared.staged_of(p, c) + lane % 4 * 2 * kPitch +
-              (warp * kBlocks * 16 + lane / 4 * 2) * static_cast<int>(sizeof(Element))) {}
+        place(lane % 4 * 2 * kPitch +
+              (warp * kBlocks * 16 + lane / 4 * 2) * static_cast<int>(sizeof(Element))),
+        pieces(shared.pieces_of(p, c)) {}
 
   // Tells all threads of the warpgroup the bias of a group's channels.
   __device__ __forceinline__ void begin_group(int group) const {
@@ -60,15 +56,12 @@ struct Outputs : Stage<Operand, C, kBlocks> {
   __device__ __forceinline__ void lay_down(const float (&d)[kBlocks][kSums], int first) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      ptx::barrier_wait(shared.staged_empty_at(c, piece.index), piece.parity ^ 1);
-      const uint32_t to = place + piece.index * kBytes;
+      const uint32_t to = place + pieces.wait_for_room();
 #pragma unroll
       for (int eight = 0; eight < kChannels; eight += 8) {
         lay_channels(d, first, round * kChannels + eight, to + eight * kPitch);
       }
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.staged_full_at(c, piece.index));
-      piece.advance(p.stage_pieces);
+      pieces.hand_over();
     }
   }
 
@@ -108,7 +101,7 @@ template <typename Operand, int C, int kBlocks>
 struct Writer : Stage<Operand, C, kBlocks> {
   using typename Stage<Operand, C, kBlocks>::Element;
   using Stage<Operand, C, kBlocks>::kChannels, Stage<Operand, C, kBlocks>::kPitch,
-      Stage<Operand, C, kBlocks>::kBytes, Stage<Operand, C, kBlocks>::kRounds;
+      Stage<Operand, C, kBlocks>::kRounds;
   static constexpr int kPixels = kBlocks * kBlock, kOctets = kPixels / kOctet;
   static constexpr int kSize = sizeof(Element);
   static constexpr int kTogether = 8;  // channels that are read before any is written
@@ -121,7 +114,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
   const bool paired;  // whether two pixels are written at once: all rows begin with even ones
   const bool spread;  // whether there is something between pixels
   const int area, volume;
-  Slot piece;
+  staging::Pieces pieces;
 
   __device__ __forceinline__ Writer(const WalkParams& p, const Shared& shared, int c)
       : p(p),
@@ -132,7 +125,8 @@ struct Writer : Stage<Operand, C, kBlocks> {
         paired(p.skew == 0 && p.out_w % 2 == 0),
         spread(p.spread_x * p.spread_y * p.spread_z > 1),
         area(p.out_h * p.out_w),
-        volume(area * p.out_d) {}
+        volume(area * p.out_d),
+        pieces(shared.pieces_of(p, c)) {}
 
   __device__ __forceinline__ void run() {
     for (int number = blockIdx.x; number < p.shape.units; number += gridDim.x) {
@@ -168,8 +162,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
     const int last_z = min(first_z + p.spread_z, p.out_d);
 #pragma unroll 1
     for (int round = 0; round < kRounds; ++round, left -= kChannels, to += kChannels * volume) {
-      const uint32_t from = shared.staged_of(p, c) + piece.index * kBytes;
-      ptx::barrier_wait(shared.staged_full_at(c, piece.index), piece.parity);
+      const uint32_t from = pieces.wait_for_outputs();
       if (spread) {
         Element* plane = to;
 #pragma unroll 1
@@ -181,9 +174,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
       } else {
         write<1>(from, to, min(left, kChannels));
       }
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(shared.staged_empty_at(c, piece.index));
-      piece.advance(p.stage_pieces);
+      pieces.hand_back();
     }
   }
 
