@@ -196,8 +196,9 @@ def tilings(planner: ModuleType, problem: Problem, hardware: Hardware) -> Iterat
     """Walks go through images as they do through volumes; to all others an image is a slice."""
     if planner is sm90_walk:
         return sm90_walk.tilings(problem, hardware)
-    if planner is sm90_phases:
-        return sm90_phases.tilings(flat(problem), hardware, on_trial=True)
+    if planner in (sm90_phases, sm90_patch):
+        trial: Iterator[Any] = planner.tilings(flat(problem), hardware, on_trial=True)
+        return trial
     found: Iterator[Any] = planner.tilings(flat(problem), hardware)
     return found
 
@@ -221,7 +222,7 @@ def chosen(planner: ModuleType, tiling: Any) -> dict[str, int]:
     """What of a plan is the planner's choice, and not the layer's."""
     names = (*WALK_CHOSEN, "chunk") if planner is sm90_walk else CHOSEN
     found = {name: value for name, value in planner.fields(tiling).items() if name in names}
-    staged = planner is sm90_phases and tiling.stage_pieces
+    staged = planner in (sm90_phases, sm90_patch) and tiling.stage_pieces
     return {**found, "stage_pieces": tiling.stage_pieces} if staged else found
 
 

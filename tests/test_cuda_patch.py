@@ -17,12 +17,14 @@ from gpu_checks import (
     precision,
     serving,
 )
-from hypothesis import Phase, given, settings
+from gpu_layers import OURS, PYTORCHS, check_tilings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import upconv
-from upconv import ops
+from upconv import ops, plans
 from upconv.planner import H200, Problem, make_plan, sm90_patch, sm90_patch_wgrad
+from upconv.planner.sm90_wgrad import flat
 
 pytestmark = pytest.mark.gpu
 
@@ -33,8 +35,6 @@ STRICT_LIMIT = 1e-6
 """The same for float32 that must not be rounded."""
 DIRECTIONS = ("forward", "grad_input", "grad_weight")
 KERNELS = (sm90_patch.KERNEL, sm90_patch.KERNEL, sm90_patch_wgrad.KERNEL)
-OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
-PYTORCHS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +119,36 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(c: dict[str, Any]) 
     assert distance(result, expected) <= (STRICT_LIMIT if c["strict"] else LIMIT[dtype])
     # One pixel, or one channel, has both layouts.
     assert result.is_contiguous(memory_format=layout if c["last"] else torch.contiguous_format)
+
+
+@st.composite
+def wide_problems(draw: st.DrawFn) -> Problem:
+    """Forward, patches 2 wide: those of which there are tilings with writers."""
+    ndim, dtype = draw(st.sampled_from([1, 2, 2, 2, 3])), draw(st.sampled_from(list(LIMIT)))
+    rows = [draw(st.integers(1, 30 if ndim == 2 else 9)) for _ in range(ndim - 1)]
+    kernel = (*[draw(st.sampled_from([1, 2, 2, 2, 3])) for _ in rows], 2)
+    problem = Problem.of(
+        draw(st.integers(1, 20)),
+        2 * draw(st.integers(4, 150)),
+        draw(st.integers(8, 160)),
+        (*rows, 2 * draw(st.integers(1, 300 if ndim == 1 else 40))),
+        kernel,
+        kernel,
+        bias=draw(st.booleans()),
+        dtype=str(dtype)[6:],
+        tf32=True,
+    )
+    assume(sm90_patch.refusal(problem, H200) is None)
+    return problem
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(wide_problems(), st.integers(0, 2**31))
+def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
+    found = sm90_patch.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
+    records = map(sm90_patch.record, found)
+    limit = LIMIT[getattr(torch, problem.dtype)]
+    check_tilings(problem, sm90_patch.KERNEL, records, seed, limit)
 
 
 @st.composite

@@ -185,6 +185,37 @@ def test_weights_stay_where_they_fit() -> None:
     assert answers == {128: True, 1024: False}
 
 
+@pytest.mark.parametrize(
+    ("problem", "there"),
+    [
+        (layer((14, 14), 2), True),
+        (layer((14, 14), 2, dtype="bfloat16"), True),
+        (layer((8, 16), (3, 2)), True),
+        (layer((8, 8), 4), False),
+        (layer((8, 8), 2, tf32=False), False),
+        (layer((8, 8), 2, direction="grad_input"), False),
+        (layer((8, 8), 2, channels_last=True), False),
+    ],
+    ids=str,
+)
+def test_writers_are_on_trial(problem: Problem, there: bool) -> None:
+    """The planner has no such tiling; measurements and tests have."""
+    usual, all_of_them = (
+        list(sm90_patch.tilings(flat(problem), H200, on_trial)) for on_trial in (False, True)
+    )
+    assert not any(tiling.stage_pieces for tiling in usual)
+    assert any(tiling.stage_pieces for tiling in all_of_them) == there
+    for tiling in all_of_them:
+        taken = sm90_patch.HEADER_BYTES + tiling.weight_stages * tiling.n * 32 * sm90_patch.steps(
+            problem
+        )
+        taken += 2 * tiling.box_stages * sm90_patch.box_bytes(problem)
+        if tiling.stage_pieces:
+            pieces = tiling.stage_pieces * sm90_patch.piece_bytes(problem)
+            taken += sm90_patch.STAGE_BARRIERS + 2 * (1024 + pieces)
+        assert taken <= H200.shared_memory
+
+
 # --- The kernel --------------------------------------------------------------------------------
 
 
@@ -199,7 +230,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def tilings(problem: Problem) -> list[sm90_patch.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_patch.refusal(problem, hardware) is None
-    return list(sm90_patch.tilings(flat(problem), hardware))
+    return list(sm90_patch.tilings(flat(problem), hardware, on_trial=True))
 
 
 @st.composite
@@ -353,10 +384,31 @@ NO_PLANS = {
 def test_what_is_no_plan_is_not_run(library: ctypes.CDLL, direction: str, name: str) -> None:
     problem = layer((14, 14), 2, dtype="bfloat16", direction=direction)
     fields = sm90_patch.fields(tilings(problem)[0])
-    check(library, tuple(fields.values()), problem, 0)
+    check(library, (*fields.values(), 0), problem, 0)
     changed = {**fields, **NO_PLANS[direction, name]}
     with pytest.raises(AssertionError, match="do not make a plan"):
-        check(library, tuple(changed.values()), problem, 0)
+        check(library, (*changed.values(), 0), problem, 0)
+
+
+@pytest.mark.parametrize(
+    ("problem", "pieces"),
+    [
+        (layer((14, 14), 2), 3),
+        (layer((14, 14), 2), -4),
+        (layer((14, 14), 2), 32),
+        (layer((8, 8), 4), 4),
+        (layer((8, 8), 2, channels_last=True), 4),
+        (layer((8, 8), 2, direction="grad_input"), 4),
+        (layer((8, 8), 2, tf32=False), 4),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_staged_is_not_run(
+    library: ctypes.CDLL, problem: Problem, pieces: int
+) -> None:
+    fields = sm90_patch.fields(tilings(problem)[0])
+    with pytest.raises(AssertionError, match="do not make a plan"):
+        check(library, (*fields.values(), pieces), problem, 0)
 
 
 # --- float32 that must not be rounded ------------------------------------------------------------
@@ -471,4 +523,5 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     forms = 3 * len(OPERANDS) + 2 * 2  # pairs and short rows: 16 bits
     kernels = forms * (len(sm90_patch.TILES) + 1)  # and those that pack
     kernels += 2 * (len(sm90_patch.STRICT_TILES) + 2)
+    kernels += (len(OPERANDS) + 2) * len(sm90_patch.TILES)  # with writers; of them two with pairs
     assert spilled_bytes(CUDA / "sm90_patch.cu", tmp_path) == [0] * kernels

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 
 import upconv
-from upconv import ops
+from upconv import ops, plans
 from upconv.planner import (
+    Problem,
     depthwise_igrad,
     depthwise_wgrad,
     direct,
@@ -27,6 +28,7 @@ from upconv.planner import (
     sm90_walk,
     sm90_wgrad,
 )
+from upconv.planner.sm90_wgrad import flat
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation, channels_last, dtype
 SWEEP = [
@@ -225,6 +227,32 @@ def walk_sweep() -> None:
         print("clean, walks", batch, cin, cout, size, kernel, step, dtype)
 
 
+def staged_sweep() -> None:
+    """Forms on trial, which no plan names: with writers for what leaves a thread block."""
+    asked = plans.record
+    sweeps = (
+        (sm90_patch, [(*each[:5], each[4], 0, 0, each[5]) for each in PATCH_SWEEP]),
+        (sm90_phases, PHASES_SWEEP),
+    )
+    for planner, sweep in sweeps:
+        for batch, cin, cout, size, kernel, *steps, dtype in sweep:
+            operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
+            number = str(dtype)[6:]
+            problem = Problem.of(batch, cin, cout, size, kernel, *steps, dtype=number, tf32=True)
+            tilings = planner.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
+            for tiling in [each for each in tilings if each.stage_pieces][::5]:
+                record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]
+                plans.record = lambda _, record=record: record
+                plans.clear()
+                with torch.no_grad():
+                    y = operator(x, w, None, *steps)
+                torch.cuda.synchronize()
+                assert bool(torch.isfinite(y).all())
+            print("clean, with writers", batch, cin, cout, size, kernel, *steps, dtype)
+    plans.record = asked
+    plans.clear()
+
+
 def bias_sweep() -> None:
     for size, last, dtype in BIAS_SWEEP:
         gy = torch.randn(size, device="cuda").to(dtype)
@@ -315,6 +343,7 @@ def main() -> None:
     patch_sweep()
     phases_sweep()
     walk_sweep()
+    staged_sweep()
     depthwise_sweep()
     bias_sweep()
 

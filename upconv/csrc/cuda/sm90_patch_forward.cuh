@@ -13,6 +13,7 @@ template <typename Type, int N>
 struct Forward {
   using Operand = Type;
   using Element = typename Operand::Element;
+  static constexpr bool kStaged = false;  // sm90_patch_staged.cuh
   static constexpr bool kFromMemory = false, kWide = sizeof(Element) == 4;
   static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element));  // of a stage
   static constexpr int kPart = kRowBytes / static_cast<int>(sizeof(Element));  // pixels of a box
@@ -159,6 +160,10 @@ struct Forward {
   __device__ __forceinline__ void begin_group(uint32_t table, int group) const {
     const int i = threadIdx.x % 128;
     if (i >= group_runs()) return;
+    ptx::store_shared(table + i * 8, run_at(group, i));
+  }
+  // Of a group's runs: how far the outputs of one are from a pixel's first, and their bias.
+  __device__ __forceinline__ uint2 run_at(int group, int i) const {
     const int number = group * group_runs() + i, channel = p.shape.by_runs(number);
     const int run = number - channel * p.shape.runs, in_row = p.step_x >> span_shift();
     const int row = p.shape.by_row_runs(run), z = p.shape.by_step_y(row), y = row - z * p.step_y;
@@ -169,9 +174,7 @@ struct Forward {
     const bool there = channel < p.out_channels, biased = there && p.bias;
     const float bias =
         biased ? Operand::to_float(static_cast<const Element*>(p.bias)[channel]) : 0.f;
-    ptx::store_shared(
-        table + i * 8,
-        uint2{there ? static_cast<uint32_t>(place >> span_shift()) : kNone, __float_as_uint(bias)});
+    return {there ? static_cast<uint32_t>(place >> span_shift()) : kNone, __float_as_uint(bias)};
   }
 
   // The first output of one of the block's pixels, in the first channel of a group; null for none.

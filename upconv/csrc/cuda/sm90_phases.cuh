@@ -34,9 +34,9 @@ namespace upconv::phases {
 
 // --- Feeders ---------------------------------------------------------------------------------
 
-// The boxes of kMany consumers, in turn, from `first` on.
-template <typename Way, int kMany>
-__device__ __forceinline__ void feed_boxes(const PhasesParams& p, const Shared& shared, int first,
+// The boxes of consumer `c`.
+template <typename Way>
+__device__ __forceinline__ void feed_boxes(const PhasesParams& p, const Shared& shared, int c,
                                            const CUtensorMap& map) {
   const Way way{p};
   const int units = p.shape.units, last = p.shape.blocks - 1, depth = p.shape.depth;
@@ -44,23 +44,15 @@ __device__ __forceinline__ void feed_boxes(const PhasesParams& p, const Shared& 
   Slot slot;
   for (int number = blockIdx.x; number < units; number += gridDim.x) {
     const Unit unit = unit_at(p, number);
-    Block blocks[kMany];
-#pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      blocks[i] = block_at(p.shape, min(unit.pair * kConsumers + first + i, last));
-    }
+    const Block block = block_at(p.shape, min(unit.pair * kConsumers + c, last));
     const Rows taps = taps_of(p, unit.phase);
     if (taps.z * taps.y == 0) continue;
     for (int k = 0; k < depth; ++k) {
-#pragma unroll
-      for (int i = 0; i < kMany; ++i) {
-        const int c = first + i;
-        const uint32_t full = shared.box_full_at(c, slot.index);
-        const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * pitch;
-        ptx::barrier_wait(shared.box_empty_at(c, slot.index), slot.parity ^ 1);
-        ptx::barrier_arrive_expect(full, bytes);
-        way.fetch(blocks[i], unit.phase, k, box, map, full);
-      }
+      const uint32_t full = shared.box_full_at(c, slot.index);
+      const uint32_t box = shared.boxes + (c * p.box_stages + slot.index) * pitch;
+      ptx::barrier_wait(shared.box_empty_at(c, slot.index), slot.parity ^ 1);
+      ptx::barrier_arrive_expect(full, bytes);
+      way.fetch(block, unit.phase, k, box, map, full);
       slot.advance(p.box_stages);
     }
   }
@@ -234,14 +226,13 @@ struct Consumer {
         ptx::keep_after_wait(d[i / (N / 2)][i % (N / 2)]);
       }
       give_back();
-      if (own >= blocks) continue;
-      if constexpr (Way::kStaged) {
+      if constexpr (!Way::kStaged) {
+        if (own < blocks) way.store(d, block, unit, warp, lane, table);
+      } else if (own < blocks) {
         staging::Pieces pieces = shared.pieces_of(p, c);
         pieces.next.parity = parity;
         Way::lay_down(d, pieces, warp, lane, table);
         parity = pieces.next.parity;
-      } else {
-        way.store(d, block, unit, warp, lane, table);
       }
     }
   }
@@ -269,13 +260,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (role >= 2) return Writer<Way>(p, shared, role - 2).run();
     if (!ptx::elected()) return;
     if (role == 1) return feed_weights(p, shared);
-    feed_boxes<Way, kConsumers>(p, shared, 0, map);
+    feed_both<Way>(p, shared, map);
   } else {
     ptx::give_registers<kOthers>();
     const int role = threadIdx.x / 32 - kConsumerWarps;
     if (role > kConsumers || !ptx::elected()) return;
     if (role == kConsumers) return feed_weights(p, shared);
-    feed_boxes<Way, 1>(p, shared, role, map);
+    feed_boxes<Way>(p, shared, role, map);
   }
 }
 
