@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
 from pixel_kernels import MULTIPROCESSORS, check
+from walk_layers import DIRECTIONS, Most, walk_problems
 
 from upconv.planner import H200, Problem, Refusal, sm90_walk
 from upconv.planner.sm90_tiling import OPERANDS
 
-DIRECTIONS = ("forward", "grad_input")
+MOST = Most(batch=3, channels=40, rows=9, vectors=8)
 
 
 def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 3, **rest: object) -> Problem:
@@ -43,8 +44,7 @@ def test_the_fields_are_those_of_the_header() -> None:
 
 def test_the_tiles_are_those_that_are_compiled() -> None:
     source = (CUDA / "sm90_walk.cu").read_text().replace("\\\n", " ")
-    line = next(line for line in source.splitlines() if "define UPCONV_WALK_TILES" in line)
-    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", line)
+    found = re.findall(r"X\((\d+), (\d+), (\d+), (\d+)\)", source)
     assert [tuple(map(int, tile)) for tile in found] == list(sm90_walk.TILES)
 
 
@@ -54,8 +54,8 @@ REFUSED = {
         layer((8, 32), stride=2, dilation=2, direction="grad_input"),
         "meet different taps",
     ),
-    "taps": (layer((8, 32), 4), "3 taps side by side"),
-    "dilation": (layer((8, 32), dilation=2), "3 taps side by side"),
+    "taps": (layer((8, 32), 4), "3, 5 or 7 taps side by side"),
+    "dilation": (layer((8, 32), dilation=2), "7 taps side by side"),
     "groups": (layer((8, 32), groups=2), "one group"),
     "layout": (layer((8, 32), channels_last=True), "contiguous layout only"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
@@ -90,7 +90,7 @@ def banks(tiling: sm90_walk.Tiling) -> set[int]:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     st.tuples(*[st.integers(1, 40)] * 2, st.integers(1, 300)),
-    st.tuples(st.sampled_from([1, 3]), st.integers(1, 6)),
+    st.tuples(st.sampled_from([1, 3]), st.integers(1, 6), st.sampled_from([3, 5, 7])),
     st.sampled_from(["float32", "bfloat16"]),
     st.sampled_from(DIRECTIONS),
 )
@@ -98,7 +98,7 @@ def test_lanes_read_from_different_banks(
     size: tuple[int, ...], kernel: tuple[int, ...], dtype: str, way: str
 ) -> None:
     """What a phase of a load reads: 32 words of as many banks."""
-    problem = layer((*size[:2], size[2] * 8), (*kernel, 3), dtype=dtype, direction=way)
+    problem = layer((*size[:2], size[2] * 8), kernel, dtype=dtype, direction=way)
     assume(min(problem.out_size) > 0)
     assume(sm90_walk.refusal(problem, H200) is None)
     for tiling in sm90_walk.tilings(problem, H200):
@@ -128,39 +128,13 @@ def tilings(problem: Problem) -> list[sm90_walk.Tiling]:
     return list(sm90_walk.tilings(problem, hardware))
 
 
-@st.composite
-def problems(draw: st.DrawFn, direction: str) -> Problem:
-    ndim = draw(st.sampled_from([1, 2, 2, 3]))
-    number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
-    walk = draw(st.sampled_from([1, 3, 3]))
-    spread = [number(1, 3) if direction == "forward" and number(0, 1) else 1 for _ in range(ndim)]
-    problem = layer(
-        (*[number(1, 7) for _ in range(ndim - 1)], 4 * number(1, 10)),
-        (walk, number(1, 4), 3)[-ndim:] if ndim != 2 else (number(1, 4), 3),
-        batch=number(1, 3),
-        in_channels=number(8, 40),
-        out_channels=number(8, 40),
-        stride=tuple(spread),
-        padding=tuple(number(0, 2) for _ in range(ndim)),
-        output_padding=tuple(number(0, each - 1) for each in spread),
-        dilation=tuple(spread),
-        dtype=draw(st.sampled_from(["float32", "bfloat16", "float16"])),
-        bias=draw(st.booleans()),
-        direction=direction,
-    )
-    assume(min(problem.out_size) > 0)
-    assume(sm90_walk.refusal(problem, H200) is None)
-    assume(tilings(problem))
-    return problem
-
-
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data(), choose=st.randoms(use_true_random=False))
 def test_the_kernel_computes_the_layer(
     library: ctypes.CDLL, direction: str, data: st.DataObject, choose: random.Random
 ) -> None:
-    problem = data.draw(problems(direction))
+    problem = data.draw(walk_problems(MOST, (direction,)))
     check(library, sm90_walk.record(choose.choice(tilings(problem))), problem, choose.randrange(99))
 
 
@@ -174,6 +148,9 @@ WHOLE = {
     "outputs a stride apart": layer((128,), stride=2, dilation=2, output_padding=1),
     "outputs a stride apart in all dimensions": layer((4, 3, 8), stride=2, dilation=2, batch=1),
     "rows a stride apart": layer((4, 16), stride=(3, 1), dilation=(3, 1), output_padding=(2, 0)),
+    "five taps": layer((6, 16), (3, 5), padding=(1, 2), batch=1),
+    "seven taps": layer((5, 16), (3, 7), padding=0, batch=1, dtype="bfloat16"),
+    "a signal, seven taps": layer((128,), 7, padding=3),
     "many channels": layer((3, 8), in_channels=72, out_channels=140, batch=1),
     "more padding than taps": layer((6, 16), padding=2),
 }

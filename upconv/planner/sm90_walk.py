@@ -38,6 +38,16 @@ TILES = (
     (128, 1, 2, 3),
     (64, 1, 1, 3),
     (64, 1, 2, 3),
+    (64, 3, 1, 5),
+    (48, 3, 1, 5),
+    (32, 3, 2, 5),
+    (128, 1, 1, 5),
+    (64, 1, 2, 5),
+    (64, 3, 1, 7),
+    (48, 3, 1, 7),
+    (32, 3, 2, 7),
+    (128, 1, 1, 7),
+    (64, 1, 2, 7),
 )
 """Channels of a tile, taps of the walk, blocks of 64 pixels that a warpgroup has, taps of a row:
 UPCONV_WALK_TILES in csrc/cuda/sm90_walk.cu."""
@@ -314,7 +324,8 @@ class Tiling:
         taps = self.layer.axes[2].taps
         turns = self.many * self.steps
         products = CONSUMERS * turns * taps
-        port = CONSUMERS * turns * 32 + products * self.columns / 4
+        pairs = taps // 2 + 1  # of pixels, in a window
+        port = CONSUMERS * turns * 16 * pairs + products * self.columns / 4
         port += CONSUMERS * self.box_bytes / 128 / self.layer.axes[1].taps
         if not self.resident:
             port += self.weight_bytes / 128
@@ -344,7 +355,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if width * problem.element_bytes % PIECE_BYTES:
         return f"needs rows of a multiple of 16 bytes, not {width} numbers"
     if not any(fits(layer) for layer in found):
-        return "takes 3 taps side by side in a row, and 1 or 3 of the walk one after the other"
+        return "takes 3, 5 or 7 taps side by side in a row, and 1 or 3 of the walk, one by one"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     if pixels >= INT // 4 or weights >= INT // 4:
