@@ -145,8 +145,8 @@ CONSTANTS = {
         *("READ_BYTES", "STORE_BYTES"),
     ),
     sm90_walk: (
-        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "TURN_CYCLES", "PLANE_CYCLES", "STORE_CYCLES"),
-        *("ROW_CYCLES", "MOVED_BYTES"),
+        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "TURN_CYCLES", "PLANE_CYCLES", "LAY_CYCLES"),
+        *("STORE_CYCLES", "ROW_CYCLES", "MOVED_BYTES"),
     ),
     sm90_patch: (
         *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES", "HIDDEN"),

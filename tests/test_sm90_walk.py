@@ -67,6 +67,10 @@ REFUSED = {
         "of 16 bytes, not 34",
     ),
     "large": (layer((2**15, 2**14), batch=1), "32-bit sizes"),
+    "outputs far apart": (
+        layer((1, 16), (1, 3), stride=(2**21, 1), padding=(0, 1), dilation=(2**21, 1)),
+        "too far apart",
+    ),
     "rows beyond all boxes": (layer((8, 32), (400, 3)), "do not fit"),
 }
 
@@ -79,12 +83,21 @@ def test_refusals_say_why(name: str) -> None:
     assert reason in answer.reason
 
 
-def banks(tiling: sm90_walk.Tiling) -> set[int]:
-    """Of the words that lanes read at a time: 4 channels, and 8 words of an octet or of two."""
-    element = tiling.element_bytes
-    channel = tiling.box[0] * tiling.box[1] * element // 4
+def banks(tiling: sm90_walk.Tiling) -> list[set[int]]:
+    """Of the words that lanes read at a time: 4 channels, and 8 words of an octet or of two.
+
+    The second octet lies behind the first one, or begins the next row of the strip.
+    """
+    element, (width, height) = tiling.element_bytes, tiling.box
+    channel = width * height * element // 4
     step = 2 if channel // 4 % 2 else 1
-    return {(t * step * channel + word) % 32 for t in range(4) for word in range(8)}
+    seconds = [4]
+    if element == 2 and tiling.strip % 2:
+        seconds.append((width - (tiling.strip - 1) * 8) * element // 4)
+    every = [[0, 1, 2, 3, *range(at, at + 4)] if element == 2 else range(8) for at in seconds]
+    return [
+        {(t * step * channel + word) % 32 for t in range(4) for word in words} for words in every
+    ]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -102,7 +115,7 @@ def test_lanes_read_from_different_banks(
     assume(min(problem.out_size) > 0)
     assume(sm90_walk.refusal(problem, H200) is None)
     for tiling in sm90_walk.tilings(problem, H200):
-        assert len(banks(tiling)) == 32
+        assert all(len(found) == 32 for found in banks(tiling))
         taken = (
             tiling.weight_stages * tiling.weight_bytes
             + 2 * tiling.box_stages * tiling.box_bytes
@@ -151,6 +164,8 @@ WHOLE = {
     "five taps": layer((6, 16), (3, 5), padding=(1, 2), batch=1),
     "seven taps": layer((5, 16), (3, 7), padding=0, batch=1, dtype="bfloat16"),
     "a signal, seven taps": layer((128,), 7, padding=3),
+    "planes of one wide row": layer((320,), in_channels=16, batch=1),
+    "an image as one plane, more octets than a strip has": layer((2, 264), (1, 3), padding=(0, 1)),
     "many channels": layer((3, 8), in_channels=72, out_channels=140, batch=1),
     "more padding than taps": layer((6, 16), padding=2),
 }
@@ -166,6 +181,28 @@ def test_every_tiling(library: ctypes.CDLL, name: str, direction: str) -> None:
         return
     for tiling in tilings(problem):
         check(library, sm90_walk.record(tiling), problem, 0)
+
+
+NO_PLANS = {
+    "a ring of one box": {"box_stages": 1},
+    "a ring of one stage of weights": {"resident": 0, "weight_stages": 1},
+    "weights that do not all stay": {"weight_stages": 2},
+    "rows that go backwards": {"step_y": -1},
+    "no images": {"batch": 0},
+    "no channels": {"out_channels": 0},
+    "a narrow box": {"box_w": 12},
+    "too many pieces": {"stage_pieces": 17},
+}
+
+
+@pytest.mark.parametrize("name", NO_PLANS)
+def test_what_is_no_plan_is_not_run(library: ctypes.CDLL, name: str) -> None:
+    problem = layer((6, 16), batch=1, in_channels=40)
+    fields = sm90_walk.fields(next(each for each in tilings(problem) if each.resident))
+    assert fields["weight_stages"] > 2
+    check(library, tuple(fields.values()), problem, 0)
+    with pytest.raises(AssertionError, match="do not make a plan"):
+        check(library, tuple({**fields, **NO_PLANS[name]}.values()), problem, 0)
 
 
 @pytest.mark.slow

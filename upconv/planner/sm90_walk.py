@@ -58,13 +58,17 @@ STEP_BYTES = 32
 PIECE_BYTES = 16
 HEADER_BYTES = 1024 + 512 + CONSUMERS * (512 + 256)
 MOST_STAGES = 16
-LEAST_PIECES, MOST_PIECES = 2, 8
+LEAST_PIECES = 2
 """Of outputs that are laid down for a consumer's writer."""
 LEAST_BOXES, GOOD_BOXES, MOST_BOXES = 2, 3, 8
 RING_BYTES = (96 * 1024, 64 * 1024, 40 * 1024)
 """Of weights that do not stay: the first of them that leaves room for boxes."""
 MOST_BOX = 256
 """Elements along one dimension of what TMA brings."""
+MOST_STRIP = MOST_BOX // OCTET - 2
+"""Octets, with room for what a box has besides."""
+MOST_SPREAD = 2**20
+"""Outputs from one pixel to the next: places of pixels beyond an image must not overflow."""
 INT = 2**31
 
 LAUNCH = 6.4
@@ -76,8 +80,10 @@ TURN_CYCLES = 240.0
 """From the start of some products to that of the next, of the same warpgroup, at least."""
 PLANE_CYCLES = 500.0
 """Of a plane besides its products and stores."""
-STORE_CYCLES = 6.0
-"""For what a lane stores."""
+LAY_CYCLES = 6.0
+"""For two pixels that a lane of a consumer lays down."""
+STORE_CYCLES = 8.0
+"""For an instruction of the writer."""
 ROW_CYCLES = 3.5
 """That TMA takes for a row of a box, however short."""
 MOVED_BYTES = 3.6e6
@@ -218,15 +224,18 @@ class Tiling:
         """Width, height: the smallest whose channels are read without bank conflicts.
 
         Lanes read four channels at a time, one or two apart: of a channel the 16-byte pieces must
-        be an odd number, or twice an odd number.
+        be an odd number, or twice an odd number. Lanes with 16-bit pixels read two octets at a
+        time; where the second one may begin a row, a row must have an odd number.
         """
         piece, layer = PIECE_BYTES // self.element_bytes, self.layer
         _, rows, columns = layer.axes
         wide = layer.lead + self.strip * OCTET + columns.taps - 1
         high = self.rows + (rows.taps - 1) * rows.step
         pieces = -(-wide // piece)
+        below = self.element_bytes == 2 and self.strip % 2 == 1
         sizes = product((pieces, pieces + 1), (high, high + 1))
-        w, h = min(((w, h) for w, h in sizes if w * h % 4), key=prod)
+        fit = ((w, h) for w, h in sizes if w * h % 4 and (w % 2 or not below))
+        w, h = min(fit, key=prod)
         return w * piece, h
 
     @property
@@ -333,9 +342,19 @@ class Tiling:
         alone = max(turns * TURN_CYCLES, turns * taps * self.columns / 2)
         rows = CONSUMERS * self.box_channels * self.box[1] / self.layer.axes[1].taps
         each = max(busy, rows * ROW_CYCLES)
-        stores = self.channels * self.many * BLOCK / 128 * self.layer.axes[2].spread
-        store = stores * STORE_CYCLES + PLANE_CYCLES
-        return max(self.all_stages * each, self.all_stages * alone + store)
+        pixels = self.channels * self.many * BLOCK
+        lay = pixels / 256 * LAY_CYCLES + PLANE_CYCLES
+        store = pixels * prod(axis.spread for axis in self.layer.axes) / 32 * STORE_CYCLES
+        if self.paired:
+            store /= 2
+        return max(self.all_stages * each, self.all_stages * alone + lay, store)
+
+    @property
+    def paired(self) -> bool:
+        """Does the writer store two pixels at once?"""
+        axes = self.layer.axes
+        spread = prod(axis.spread for axis in axes) > 1
+        return not spread and self.layer.skew == 0 and axes[2].out_size % 2 == 0
 
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
@@ -356,6 +375,8 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return f"needs rows of a multiple of 16 bytes, not {width} numbers"
     if not any(fits(layer) for layer in found):
         return "takes 3, 5 or 7 taps side by side in a row, and 1 or 3 of the walk, one by one"
+    if max(axis.spread for layer in found for axis in layer.axes) > MOST_SPREAD:
+        return "outputs that taps reach are too far apart for its 32-bit sizes"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     if pixels >= INT // 4 or weights >= INT // 4:
@@ -372,13 +393,12 @@ def fits(layer: Layer) -> bool:
 
 
 def strips(layer: Layer, run: int) -> list[int]:
-    """Widths, in octets, into which planes may be cut."""
+    """Widths, in octets, into which planes may be cut: in equal parts."""
+    octets = layer.octets
     if layer.axes[1].pixels == 1:
-        return [min(run, layer.octets)]
-    most = (MOST_BOX - 2 * OCTET) // OCTET
-    return sorted({-(-layer.octets // parts) for parts in range(1, layer.octets + 1)} - {0})[
-        : most + 1
-    ]
+        return [min(run, octets, MOST_STRIP)]
+    widths = range(1, min(octets, MOST_STRIP) + 1)
+    return [wide for wide in widths if -(-octets // -(-octets // wide)) == wide]
 
 
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:

@@ -1,6 +1,6 @@
 // What the Hopper kernels whose rows are pixels share: their roles, and the barriers between them.
-// Two warpgroups multiply; one thread each of three warps of a third one brings them their boxes of
-// the input and what both of them read.
+// Two warpgroups multiply; single threads of a third one bring them their boxes of the input and
+// what both of them read.
 #pragma once
 
 #include "ptx.cuh"

@@ -101,19 +101,23 @@ bool read_walk_plan(const int64_t* record, int64_t length, WalkParams* plan) {
   UPCONV_WALK_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   const WalkParams& p = *plan;
-  const int run = p.blocks * walk::kBlock / walk::kOctet;
-  const bool fits =
-      at == length && p.weight_stages > 0 && p.weight_stages <= rings::kMaxStages &&
-      p.box_stages > 0 && p.box_stages <= rings::kMaxStages && p.stage_pieces > 0 &&
-      p.stage_pieces <= staging::kMaxPieces && p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 &&
-      p.strip > 0 && p.spread_z > 0 && p.spread_y > 0 && p.spread_x > 0 &&
-      // What a box must have for the windows of a strip's pixels, in as many rows as a run touches.
-      p.lead >= 0 && p.lead % 2 == 0 &&
-      p.box_w >= p.lead + p.strip * walk::kOctet + p.kernel_x - 1 &&
-      p.box_h >
-          (p.strip - std::gcd(p.strip, run) + run - 1) / p.strip + (p.kernel_y - 1) * p.step_y;
-  if (fits) plan->shape = walk::shape_of(*plan);
-  return fits;
+  const bool sizes = at == length && p.batch > 0 && p.in_channels > 0 && p.out_channels > 0 &&
+                     p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 && p.strip > 0 && p.spread_z > 0 &&
+                     p.spread_y > 0 && p.spread_x > 0;
+  if (!sizes) return false;
+  plan->shape = walk::shape_of(*plan);
+  const int run = p.blocks * walk::kBlock / walk::kOctet, all_stages = p.shape.depth * p.kernel_y;
+  return p.weight_stages <= rings::kMaxStages &&
+         (p.resident ? p.weight_stages == all_stages : p.weight_stages > 1) &&
+         // A stage is handed back when the next one's products have begun.
+         p.box_stages > 1 && p.box_stages <= rings::kMaxStages && p.stage_pieces > 0 &&
+         p.stage_pieces <= staging::kMaxPieces &&
+         // What a box must have for the windows of a strip's pixels, in as many rows as a run
+         // touches.
+         p.lead >= 0 && p.lead % 2 == 0 && p.step_y > 0 &&
+         p.box_w >= p.lead + p.strip * walk::kOctet + p.kernel_x - 1 &&
+         p.box_h >
+             (p.strip - std::gcd(p.strip, run) + run - 1) / p.strip + (p.kernel_y - 1) * p.step_y;
 }
 
 int64_t walk_packed_bytes(const WalkParams& plan) { return walk::piece_count(plan) * 16; }

@@ -15,8 +15,8 @@
 // without another load; the window begins with an even pixel of the box. A warp has octets of 8
 // pixels, which follow each other along the rows of a plane, or of a strip of it: no pixel is
 // computed twice, and none for nothing but at the ends of rows. Port of shared memory, in cycles
-// for 8 channels (3 taps, 64 pixels, 192 columns, TF32): windows 32, weights read 144 and written
-// 48; the tensor cores take 288.
+// for 8 channels (3 taps, 64 pixels, 192 columns, TF32): windows 32, weights read 144 and, where
+// they come in a ring, written 72; the tensor cores take 288.
 //
 // Roles: consumers  warps 0-7: two warpgroups, a run of octets each, the same channels and planes
 //        feeders    one thread each of warp 8 for the boxes of both consumers, of 9 for the weights

@@ -113,7 +113,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
   const uint32_t octets;
   const bool paired;  // whether two pixels are written at once: all rows begin with even ones
   const bool spread;  // whether there is something between pixels
-  const int area, volume;
+  const int64_t area, volume;
   staging::Pieces pieces;
 
   __device__ __forceinline__ Writer(const WalkParams& p, const Shared& shared, int c)
@@ -124,7 +124,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
         octets(shared.octets_of(c)),
         paired(p.skew == 0 && p.out_w % 2 == 0),
         spread(p.spread_x * p.spread_y * p.spread_z > 1),
-        area(p.out_h * p.out_w),
+        area(static_cast<int64_t>(p.out_h) * p.out_w),
         volume(area * p.out_d),
         pieces(shared.pieces_of(p, c)) {}
 
