@@ -185,37 +185,6 @@ def test_weights_stay_where_they_fit() -> None:
     assert answers == {128: True, 1024: False}
 
 
-@pytest.mark.parametrize(
-    ("problem", "there"),
-    [
-        (layer((14, 14), 2), True),
-        (layer((14, 14), 2, dtype="bfloat16"), True),
-        (layer((8, 16), (3, 2)), True),
-        (layer((8, 8), 4), False),
-        (layer((8, 8), 2, tf32=False), False),
-        (layer((8, 8), 2, direction="grad_input"), False),
-        (layer((8, 8), 2, channels_last=True), False),
-    ],
-    ids=str,
-)
-def test_writers_are_on_trial(problem: Problem, there: bool) -> None:
-    """The planner has no such tiling; measurements and tests have."""
-    usual, all_of_them = (
-        list(sm90_patch.tilings(flat(problem), H200, on_trial)) for on_trial in (False, True)
-    )
-    assert not any(tiling.stage_pieces for tiling in usual)
-    assert any(tiling.stage_pieces for tiling in all_of_them) == there
-    for tiling in all_of_them:
-        taken = sm90_patch.HEADER_BYTES + tiling.weight_stages * tiling.n * 32 * sm90_patch.steps(
-            problem
-        )
-        taken += 2 * tiling.box_stages * sm90_patch.box_bytes(problem)
-        if tiling.stage_pieces:
-            pieces = tiling.stage_pieces * sm90_patch.piece_bytes(problem)
-            taken += sm90_patch.STAGE_BARRIERS + 2 * (1024 + pieces)
-        assert taken <= H200.shared_memory
-
-
 # --- The kernel --------------------------------------------------------------------------------
 
 

@@ -122,17 +122,6 @@ def test_images_of_few_pixels_are_left_to_others() -> None:
     assert make_plan(problem, H200).kernel != sm90_phases.KERNEL
 
 
-def test_writers_are_on_trial() -> None:
-    """The planner has no such tiling; measurements and tests have, where rows have whole fours."""
-    odd = replace(layer((8, 8)), output_padding=(0, 1))
-    for problem, there in ((layer((8, 8)), True), (odd, False)):
-        with_writers = [
-            {bool(each.stage_pieces) for each in sm90_phases.tilings(flat(problem), H200, trial)}
-            for trial in (False, True)
-        ]
-        assert with_writers == [{False}, {False, True} if there else {False}]
-
-
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     st.tuples(*[st.integers(1, 40)] * 2, st.integers(1, 300)),
