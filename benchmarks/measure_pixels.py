@@ -41,6 +41,7 @@ from upconv.planner import (
     sm90_walk,
     sm90_wgrad,
 )
+from upconv.planner.sm90_walk_layer import layers
 from upconv.planner.sm90_wgrad import flat
 from upconv.stopwatch import GpuClock
 
@@ -178,7 +179,7 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
         return sm90_patch_wgrad if rows else sm90_phases_wgrad, sm90_wgrad
     if patches:
         return sm90_patch, sm90
-    return sm90_walk if sm90_walk.layers(problem) else sm90_phases, sm90
+    return sm90_walk if layers(problem) else sm90_phases, sm90
 
 
 def problems(kind: str) -> Iterator[Problem]:

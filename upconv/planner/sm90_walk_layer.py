@@ -1,0 +1,98 @@
+"""A layer as the Hopper kernel that walks sees it (upconv/planner/sm90_walk.py): pixels, what they
+read, and where they go, in the dimension of the walk, in rows and in columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .problem import Problem
+
+OCTET = 8
+"""Pixels that lie side by side at least."""
+PIECE_BYTES = 16
+"""With which a box begins, and of which its rows have whole ones."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension: pixels, what they read, and where they go.
+
+    Pixel q meets tap `first tap + i` at input q + low + i * step, and is output q * spread + first.
+    """
+
+    in_size: int = 1
+    out_size: int = 1
+    taps: int = 1
+    low: int = 0
+    step: int = 1
+    spread: int = 1
+    first: int = 0
+
+    @property
+    def pixels(self) -> int:
+        """Each has the outputs from its own to the next one's."""
+        return -(-self.out_size // self.spread)
+
+
+def axis(problem: Problem, dimension: int) -> Axis | None:
+    """None: neighbouring outputs meet different taps."""
+    size, taps, stride, padding, _, dilation = problem.dimensions[dimension]
+    out = problem.out_size[dimension]
+    if problem.direction == "grad_input":
+        return Axis(out, size, taps, -padding, dilation) if stride == 1 else None
+    if taps > 1 and dilation % stride:
+        return None
+    first = -padding % stride
+    step = dilation // stride if taps > 1 else 1
+    low = (first + padding) // stride - (taps - 1) * step
+    return Axis(size, out, taps, low, step, stride, first)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A problem as the kernel sees it: the walk, rows, columns."""
+
+    problem: Problem
+    axes: tuple[Axis, Axis, Axis]
+
+    @property
+    def backward(self) -> bool:
+        return self.problem.direction == "grad_input"
+
+    @property
+    def in_channels(self) -> int:
+        return self.problem.out_channels if self.backward else self.problem.in_channels
+
+    @property
+    def out_channels(self) -> int:
+        return self.problem.in_channels if self.backward else self.problem.out_channels
+
+    @property
+    def skew(self) -> int:
+        """Pixels left of the image with which octets begin: windows begin with even inputs."""
+        return self.axes[2].low % 2
+
+    @property
+    def lead(self) -> int:
+        """Boxes begin on 16 bytes: elements before the first that a tap wants."""
+        return (self.axes[2].low - self.skew) % (PIECE_BYTES // self.problem.element_bytes)
+
+    @property
+    def octets(self) -> int:
+        """Of a row."""
+        return -(-(self.axes[2].pixels + self.skew) // OCTET)
+
+
+def layers(problem: Problem) -> list[Layer]:
+    """Images may be walked through row by row, or lie as a whole in the planes of a walk."""
+    found = [axis(problem, i) for i in range(problem.ndim)]
+    axes = [one for one in found if one is not None]
+    if len(axes) < problem.ndim:
+        return []
+    if problem.ndim == 2:
+        return [
+            Layer(problem, (axes[0], Axis(), axes[1])),
+            Layer(problem, (Axis(), axes[0], axes[1])),
+        ]
+    return [Layer(problem, (*([Axis()] * (3 - problem.ndim)), *axes))]  # type: ignore[arg-type]
