@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import upconv
-from upconv import functional
+from upconv import autograd, functional
 
 # On a CPU with AMX, PyTorch's own gradients of these in bfloat16 are wrong in every run or in some.
 LAYERS_THAT_GO_WRONG = (
@@ -22,11 +23,7 @@ LAYERS_THAT_GO_WRONG = (
 
 @pytest.mark.parametrize("layer", LAYERS_THAT_GO_WRONG)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_in_16_bits_are_right_on_every_cpu(
-    layer: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Else calls as small as these would record their gradients by PyTorch's function.
-    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
+def test_gradients_in_16_bits_are_right_on_every_cpu(layer: Any, dtype: torch.dtype) -> None:
     sizes, kernel, stride, padding, output_padding, dilation = layer
     layers = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
     rest = (None, stride, padding, output_padding, 1, dilation)
@@ -44,3 +41,33 @@ def test_gradients_in_16_bits_are_right_on_every_cpu(
         for gradient, expected in zip(ours, exact, strict=True):
             far = (gradient.double() - expected).abs().max() / expected.abs().max()
             assert float(far) < 2**-6, (seed, gradient, expected)
+
+
+@pytest.fixture(params=[True, False], ids=["AMX", "no AMX"])
+def amx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    monkeypatch.setattr(autograd, "_has_amx", lambda: request.param)
+    functional._routes.clear()
+    yield request.param
+    functional._routes.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "size", [(2, 3, 4, 5), (1, 64, 48, 48)], ids=["a short call", "a long one"]
+)
+def test_short_calls_are_recorded_where_pytorchs_gradients_are_wrong(
+    amx: bool, size: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x, w = torch.randn(size).to(dtype), torch.randn(size[1], 8, 3, 3).to(dtype)
+    distrusted = amx and dtype != torch.float32
+    for _ in range(2):  # the second call knows its route
+        with torch.no_grad():
+            assert upconv.conv_transpose2d(x, w).grad_fn is None
+        y = upconv.conv_transpose2d(x.requires_grad_(), w)
+        pytorchs = "ConvolutionBackward" in type(y.grad_fn).__name__
+        if distrusted or size[0] == 2:
+            assert pytorchs != distrusted
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        exact = F.conv2d(torch.ones_like(y).double(), w.double())
+        limit = 2**-7 if dtype != torch.float32 else 1e-5
+        assert float((gradient.double() - exact).abs().max()) <= limit * float(exact.abs().max())

@@ -43,15 +43,18 @@ def _has_amx() -> bool:
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
-def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """As PyTorch's gradients are to have them: 16-bit numbers on a CPU with AMX as float32.
+def pytorch_errs(tensor: Tensor) -> bool:
+    """Are PyTorch's own gradients of such numbers not to be trusted?
 
-    There its kernels for 16-bit types give wrong gradients for some layers, 1 % of small drawn ones
-    (torch 2.13: sums over memory that nothing has written); the forward ones are right.
+    On a CPU with AMX its kernels for 16-bit types give wrong ones for some layers, 1 % of small
+    drawn ones (torch 2.13: sums over memory that nothing has written); the forward ones are right.
     """
-    if any(t.is_cpu and t.dtype in (torch.bfloat16, torch.float16) for t in tensors) and _has_amx():
-        return tuple(tensor.float() for tensor in tensors)
-    return tensors
+    return tensor.is_cpu and tensor.dtype in (torch.bfloat16, torch.float16) and _has_amx()
+
+
+def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As PyTorch's gradients are to have them: float32 where it errs in 16 bits."""
+    return tuple(t.float() for t in tensors) if any(map(pytorch_errs, tensors)) else tensors
 
 
 def aten_input_gradient(

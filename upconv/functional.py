@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import ops, plans
-from .autograd import ATEN_CONV, records_gradient
+from .autograd import ATEN_CONV, pytorch_errs, records_gradient
 from .checks import check_call, expand
 from .planner import Plan
 
@@ -198,8 +198,10 @@ def _long_way(
     recording = records_gradient(*tensors)
     native = plan is not None and plan.kernel != "aten" and ops.serve(input.device.type)
     route: tuple[tuple[Any, ...], bool, bool | None] | None
-    if plan is not None and (native or plan.hardware.kind == "cuda"):
-        recorded: bool | None = native and plan.chosen.microseconds >= WORTH_RECORDING_US
+    errs = pytorch_errs(input)  # then our operator records, whoever computes the forward pass
+    if plan is not None and (native or errs or plan.hardware.kind == "cuda"):
+        worth = native and plan.chosen.microseconds >= WORTH_RECORDING_US
+        recorded: bool | None = worth or errs
         if plan.hardware.kind == "cuda":
             recorded = _recording_pays(plan, tensors) if recording else None
         route = _shortest(ndim, rest), native, recorded
