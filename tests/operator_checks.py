@@ -107,6 +107,39 @@ def transforms(x: Tensor, w: Tensor) -> dict[str, Callable[[Callable[..., Tensor
     }
 
 
+def check_transforms_of_the_bias(ndim: int, function: Callable[..., Tensor]) -> None:
+    """Outputs as wide as there are channels, where a bias along the width would go unnoticed."""
+    torch.manual_seed(0)
+    x, w, b = torch.randn(3, 4, *[6] * ndim), torch.randn(3, 4, 8, *[3] * ndim), torch.randn(3, 8)
+    x = x.unsqueeze(1)
+
+    def jacobian(f: Callable[..., Tensor]) -> Any:
+        return func.jacfwd(lambda bias: f(x[0], w[0], bias).sum(-1))(b[0])
+
+    def of_grad(f: Callable[..., Tensor]) -> Any:
+        scalar = lambda x, w, bias: f(x, w, bias).sin().sum()  # noqa: E731
+        return func.vmap(func.grad(scalar, argnums=(0, 1, 2)))(x, w, b)
+
+    ways: dict[str, Callable[[Callable[..., Tensor]], Any]] = {
+        "all": lambda f: func.vmap(f)(x, w, b),
+        "the bias": lambda f: func.vmap(f, (None, None, 0))(x[0], w[0], b),
+        "weight and bias": lambda f: func.vmap(f, (None, 0, 0))(x[0], w, b),
+        "the input": lambda f: func.vmap(f, (0, None, None))(x, w[0], b[0]),
+        "jacobian": jacobian,
+        "gradients": of_grad,
+    }
+    for steps in ((), (2, 1)):
+
+        def bind(f: Callable[..., Tensor], steps: tuple[int, ...] = steps) -> Callable[..., Tensor]:
+            return lambda x, w, b: f(x, w, b, *([each] * ndim for each in steps))
+
+        for name, way in ways.items():
+            theirs = _flat(way(bind(THEIRS[ndim])))
+            for _ in range(2):  # the second call knows its route
+                for mine, their in zip(_flat(way(bind(function))), theirs, strict=True):
+                    torch.testing.assert_close(mine, their, msg=lambda t, n=name: f"{n}: {t}")
+
+
 def check_transforms(ndim: int, function: Callable[..., Tensor]) -> None:
     x, w, _ = tensors(ndim)
     groups_free = (*PARAMETERS[ndim][:3], 1, PARAMETERS[ndim][4])
@@ -149,6 +182,8 @@ def main() -> None:
         check_gradients(ndim)
         check_transforms(ndim, public(ndim))
         check_transforms(ndim, operator(ndim))
+        check_transforms_of_the_bias(ndim, public(ndim))
+        check_transforms_of_the_bias(ndim, operator(ndim))
     check_opcheck(2)
     assert not ops.compiled("cpu")
     print("unbuilt: all well")

@@ -54,6 +54,12 @@ def test_function_transforms_give_pytorchs_answer(ndim: int, way: str) -> None:
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize("way", ["public", "operator"])
+def test_function_transforms_add_the_bias_to_its_channels(ndim: int, way: str) -> None:
+    checks.check_transforms_of_the_bias(ndim, getattr(checks, way)(ndim))
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_opcheck(ndim: int) -> None:
     checks.check_opcheck(ndim)
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .checks import check_call
+from .checks import check_call, expand
 
 ATEN_CONV: tuple[Callable[..., Tensor], ...] = (
     torch.conv_transpose1d,
@@ -55,6 +55,32 @@ def pytorch_errs(tensor: Tensor) -> bool:
 def _widened(*tensors: Tensor) -> tuple[Tensor, ...]:
     """As PyTorch's gradients are to have them: float32 where it errs in 16 bits."""
     return tuple(t.float() for t in tensors) if any(map(pytorch_errs, tensors)) else tensors
+
+
+def aten_conv_transpose(
+    ndim: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+    dilation: Sequence[int],
+) -> Tensor:
+    """PyTorch's operator, also under vmap, whose rule for it (torch 2.13) takes the number of
+    dimensions from the length of the stride: a single number that stands for all of them adds the
+    bias along a wrong one."""
+    lists = [
+        expand(name, values, ndim)
+        for name, values in (
+            ("stride", stride),
+            ("padding", padding),
+            ("output_padding", output_padding),
+            ("dilation", dilation),
+        )
+    ]
+    return ATEN_CONV[ndim - 1](input, weight, bias, *lists[:3], groups, lists[3])
 
 
 def aten_input_gradient(
@@ -296,7 +322,7 @@ def conv_transpose(
     """T at the level of automatic differentiation."""
     if transformed() or not ordinary(input, weight, bias):
         check_call(ndim, input, weight, bias, *rest)
-        return ATEN_CONV[ndim - 1](input, weight, bias, *rest)
+        return aten_conv_transpose(ndim, input, weight, bias, *rest)
     if records_gradient(input, weight, bias):
         result = ConvTransposeFunction.apply(  # type: ignore[no-untyped-call]
             input, weight, bias, ndim, *rest

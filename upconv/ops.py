@@ -157,7 +157,7 @@ def _forward_batched(
     ndim: int, input: Tensor, weight: Tensor, bias: Tensor | None = None, *given: Any
 ) -> Tensor:
     """vmap: PyTorch's operator has a batching rule."""
-    return autograd.ATEN_CONV[ndim - 1](input, weight, bias, *_parameters(*given))
+    return autograd.aten_conv_transpose(ndim, input, weight, bias, *_parameters(*given))
 
 
 def _forward_autocast(
