@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+import torch
+import torch.nn.functional as F
+
+import upconv
 from upconv import libraries, plans
 
 KINDS = {"float16": "cuda_fp16", "float32": "cuda_strict", "bfloat16": "cuda"}
@@ -72,3 +77,21 @@ def test_inside_a_cuda_graph_the_answer_is_not_to_be_kept(monkeypatch: pytest.Mo
     assert plans.answer(key_of("float16")) == [plans.ASK_AGAIN]
     monkeypatch.setattr(libraries, "serve", lambda kind: True)
     assert plans.answer(key_of("float16")) == record
+
+
+@pytest.mark.parametrize("stride", [2**17, 2**31, 2**62])
+def test_steps_without_end_are_pytorchs(stride: int) -> None:
+    """Nobody lists their phases: PyTorch computes them, or says what is wrong with them."""
+    x, w = torch.randn(1, 2, 1), torch.randn(2, 2, 3)
+
+    def outcome(function: Callable[..., torch.Tensor]) -> object:
+        try:
+            return function(x, w, stride=stride)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+
+    ours, theirs = outcome(upconv.conv_transpose1d), outcome(F.conv_transpose1d)
+    if isinstance(theirs, torch.Tensor):
+        torch.testing.assert_close(ours, theirs)
+    else:
+        assert ours == theirs
