@@ -71,3 +71,20 @@ def test_short_calls_are_recorded_where_pytorchs_gradients_are_wrong(
         exact = F.conv2d(torch.ones_like(y).double(), w.double())
         limit = 2**-7 if dtype != torch.float32 else 1e-5
         assert float((gradient.double() - exact).abs().max()) <= limit * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_an_output_without_numbers_has_gradients_of_zero(ndim: int) -> None:
+    functional._routes.clear()
+    x = torch.randn(2, 4, *[1] * ndim, requires_grad=True)
+    w = torch.randn(4, 3, *[2] * ndim, requires_grad=True)
+    b = torch.randn(3, requires_grad=True)
+    layers = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
+    operators = [getattr(torch.ops.upconv, f"conv_transpose{n}d") for n in (1, 2, 3)]
+    for call in (layers[ndim - 1], operators[ndim - 1]):
+        y = call(x, w, b, [1] * ndim, [1] * ndim)
+        assert y.numel() == 0
+        for gradient, tensor in zip(
+            torch.autograd.grad(y.sum(), (x, w, b)), (x, w, b), strict=True
+        ):
+            assert torch.equal(gradient, torch.zeros_like(tensor))

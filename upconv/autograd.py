@@ -99,6 +99,8 @@ def aten_input_gradient(
     beyond the input; the surplus is cut off.
     """
     ndim = weight.dim() - 2
+    if 0 in grad_output.shape[-ndim:]:  # which PyTorch's convolution refuses
+        return grad_output.new_zeros(input_size)
     batched = grad_output if grad_output.dim() == ndim + 2 else grad_output.unsqueeze(0)
     wide, weight = _widened(batched, weight)
     gradient = torch.ops.aten.convolution(
@@ -124,6 +126,8 @@ def aten_weight_gradient(
 ) -> Tensor:
     """`gw[k] = sum over i of x[i] * gy[i * stride - padding + k * dilation]`, by PyTorch."""
     ndim = len(weight_size) - 2
+    if 0 in grad_output.shape[-ndim:]:
+        return grad_output.new_zeros(weight_size)
     if grad_output.dim() == ndim + 1:
         grad_output, input = grad_output.unsqueeze(0), input.unsqueeze(0)
     dtype = grad_output.dtype
