@@ -62,6 +62,19 @@ def test_many_phases_are_counted_not_listed() -> None:
     assert "from output" not in text
 
 
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (Problem.of(1, 3, 3, (8, 8), 3, dtype="int32"), "int32 is left to PyTorch"),
+        (Problem.of(1, 3, 3, (8,), 3, 10**9), "strides up to 65536; 1000000000 is left"),
+    ],
+    ids=["a type", "a stride"],
+)
+def test_what_has_no_plan_is_said_to_be_pytorchs(problem: Problem, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        explain(problem, hardware=CPU)
+
+
 @pytest.mark.parametrize("kind", ["nn", "upconv"])
 def test_layers_of_both_kinds(kind: str) -> None:
     module = nn if kind == "nn" else upconv

@@ -10,7 +10,18 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from . import env, libraries
-from .planner import ATEN, DIRECTIONS, H200, Hardware, Phase, Plan, Problem, make_plan
+from .planner import (
+    ATEN,
+    DIRECTIONS,
+    ELEMENT_BYTES,
+    H200,
+    MOST_PHASES,
+    Hardware,
+    Phase,
+    Plan,
+    Problem,
+    make_plan,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,6 +198,14 @@ def check(problem: Problem) -> None:
         if len(getattr(problem, name)) != problem.ndim:
             given = getattr(problem, name)
             raise ValueError(f"{name} needs one or {problem.ndim} values, got {_numbers(given)}")
+    if problem.dtype not in ELEMENT_BYTES:
+        known = ", ".join(ELEMENT_BYTES)
+        raise ValueError(f"there are plans for {known}; {problem.dtype} is left to PyTorch")
+    if max(problem.stride) > MOST_PHASES:
+        given = _numbers(problem.stride)
+        raise ValueError(
+            f"there are plans for strides up to {MOST_PHASES}; {given} is left to PyTorch"
+        )
     for name in ("in_channels", "out_channels"):
         if getattr(problem, name) % problem.groups:
             raise ValueError(

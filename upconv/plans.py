@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import env, libraries
-from .planner import ATEN, DIRECTIONS, Hardware, Plan, Problem, make_plan
+from .planner import ATEN, DIRECTIONS, MOST_PHASES, Hardware, Plan, Problem, make_plan
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -214,10 +214,6 @@ def problem_of(key: Sequence[int]) -> Problem:
         direction=DIRECTIONS[head["direction"]],
         **lists,
     )
-
-
-MOST_PHASES = 2**16
-"""Of a dimension. A million of them took 3 seconds to list, and 700 MB."""
 
 
 def plan_of(key: Sequence[int]) -> Plan | None:

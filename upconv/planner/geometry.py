@@ -25,6 +25,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_PHASES = 2**16
+"""Of a dimension, of which there are plans: to list a million took 3 seconds, and 700 MB."""
+
 
 @dataclass(frozen=True)
 class Tap:
