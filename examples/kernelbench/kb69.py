@@ -390,19 +390,21 @@ def _planner():
         multiplies by padding alone.
         """
         out = output_size(size, kernel, stride, padding, output_padding, dilation)
-        result = []
-        for first in range(min(stride, out)):
-            count = (out - first + stride - 1) // stride
-            taps = []
-            for k in range(kernel):
-                reach = first + padding - k * dilation
-                if reach % stride:
-                    continue
-                shift = reach // stride
-                if shift < size and shift + count > 0:
-                    taps.append(Tap(k, shift))
-            result.append(Phase(first, count, tuple(taps)))
-        return tuple(result)
+        taps: "dict[int, list[Tap]]" = {}
+        for k in range(kernel):
+            first = (k * dilation - padding) % stride
+            shift = (first + padding - k * dilation) // stride
+            if first < out and shift < size and shift + _count(first, out, stride) > 0:
+                taps.setdefault(first, []).append(Tap(k, shift))
+        return tuple(
+            Phase(first, _count(first, out, stride), tuple(taps.get(first, ())))
+            for first in range(min(stride, out))
+        )
+
+
+    def _count(first: int, out: int, stride: int) -> int:
+        """Outputs of a phase."""
+        return (out - first + stride - 1) // stride
 
     # ===== planner/problem.py =====================================================================
     # One transposed convolution, and one machine, as plain frozen values.
