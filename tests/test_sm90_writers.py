@@ -53,5 +53,5 @@ def test_patches_fit_into_shared_memory(problem: Problem) -> None:
         taken += 2 * tiling.box_stages * sm90_patch.box_bytes(problem)
         if tiling.stage_pieces:
             pieces = tiling.stage_pieces * sm90_patch.piece_bytes(problem)
-            taken += sm90_patch.STAGE_BARRIERS + 2 * (1024 + pieces)
+            taken += sm90_patch.STAGE_BARRIERS + 2 * (sm90_patch.TABLE_BYTES + pieces)
         assert sm90_patch.HEADER_BYTES + taken <= H200.shared_memory

@@ -237,8 +237,8 @@ def staged_sweep() -> None:
     for planner, sweep in sweeps:
         for batch, cin, cout, size, kernel, *steps, dtype in sweep:
             operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
-            number = str(dtype)[6:]
-            problem = Problem.of(batch, cin, cout, size, kernel, *steps, dtype=number, tf32=True)
+            sizes = (batch, cin, cout, size, kernel, *steps)
+            problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=True)
             tilings = planner.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
             for tiling in [each for each in tilings if each.stage_pieces][::5]:
                 record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .checks import check_call, expand
+from .checks import check_call, expand_all
 
 ATEN_CONV: tuple[Callable[..., Tensor], ...] = (
     torch.conv_transpose1d,
@@ -71,15 +71,7 @@ def aten_conv_transpose(
     """PyTorch's operator, also under vmap, whose rule for it (torch 2.13) takes the number of
     dimensions from the length of the stride: a single number that stands for all of them adds the
     bias along a wrong one."""
-    lists = [
-        expand(name, values, ndim)
-        for name, values in (
-            ("stride", stride),
-            ("padding", padding),
-            ("output_padding", output_padding),
-            ("dilation", dilation),
-        )
-    ]
+    lists = expand_all(ndim, stride, padding, output_padding, dilation)
     return ATEN_CONV[ndim - 1](input, weight, bias, *lists[:3], groups, lists[3])
 
 

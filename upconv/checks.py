@@ -34,6 +34,22 @@ def expand(name: str, values: Sequence[int], ndim: int) -> tuple[int, ...]:
     return tuple(values)
 
 
+def expand_all(
+    ndim: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[tuple[int, ...]]:
+    """All four of a call."""
+    return [
+        expand("stride", stride, ndim),
+        expand("padding", padding, ndim),
+        expand("output_padding", output_padding, ndim),
+        expand("dilation", dilation, ndim),
+    ]
+
+
 def check_call(
     ndim: int,
     input: Tensor,
@@ -47,10 +63,9 @@ def check_call(
 ) -> None:
     """Raise what PyTorch would raise, or something clearer of the same type; else return."""
     _check_tensors(ndim, input, weight, bias)
-    strides = expand("stride", stride, ndim)
-    paddings = expand("padding", padding, ndim)
-    extras = expand("output_padding", output_padding, ndim)
-    dilations = expand("dilation", dilation, ndim)
+    strides, paddings, extras, dilations = expand_all(
+        ndim, stride, padding, output_padding, dilation
+    )
     for bad, text in (
         (any(p < 0 for p in paddings), f"negative padding is not supported, got {list(paddings)}"),
         (
@@ -196,9 +211,9 @@ def check_grad_output(
 
     `parameters` is stride, padding, output_padding and dilation, in this order.
     """
-    names = ("stride", "padding", "output_padding", "dilation")
-    strides, paddings, extras, dilations = (
-        expand(name, values, ndim) for name, values in zip(names, parameters, strict=True)
+    stride, padding, output_padding, dilation = parameters
+    strides, paddings, extras, dilations = expand_all(
+        ndim, stride, padding, output_padding, dilation
     )
     sizes = map(
         output_size, input_size[-ndim:], weight_size[2:], strides, paddings, extras, dilations

@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from . import ops, plans
 from .autograd import ATEN_CONV, pytorch_errs, records_gradient
-from .checks import check_call, expand
+from .checks import check_call, expand_all
 from .planner import Plan
 
 Size = int | tuple[int, ...] | list[int]
@@ -231,15 +231,7 @@ def _recording_pays(plan: Plan, tensors: tuple[Any, ...]) -> bool:
 def _shortest(ndim: int, rest: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same arguments for the operator, fastest to parse."""
     stride, padding, output_padding, groups, dilation = rest
-    lists = [
-        expand(name, size, ndim)
-        for name, size in (
-            ("stride", stride),
-            ("padding", padding),
-            ("output_padding", output_padding),
-            ("dilation", dilation),
-        )
-    ]
+    lists = expand_all(ndim, stride, padding, output_padding, dilation)
     short = [size[:1] if len(set(size)) == 1 else size for size in lists]
     arguments: list[Any] = [*short[:3], int(groups), short[3]]
     while arguments and arguments[-1] == _DEFAULTS[len(arguments) - 1]:

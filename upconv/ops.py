@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import autograd, plans
-from .checks import check_call, check_grad_output, expand
+from .checks import check_call, check_grad_output, expand_all
 from .libraries import compiled, serve
 from .planner import Plan
 from .plans import forced, hardware, tf32_allowed
@@ -124,13 +124,7 @@ def planned(
     dilation: Sequence[int],
 ) -> Plan | None:
     """The plan of a checked call; None where PyTorch is to have it without further thought."""
-    named = {
-        "stride": stride,
-        "padding": padding,
-        "output_padding": output_padding,
-        "dilation": dilation,
-    }
-    lists = [expand(name, values, ndim) for name, values in named.items()]
+    lists = expand_all(ndim, stride, padding, output_padding, dilation)
     key = plans.key_of(ndim, input, weight, bias, lists, groups)
     return None if key is None else plans.plan_of(key)
 
@@ -196,13 +190,7 @@ def _gradient_served(
     _check_gradient(direction, grad_output, other, size, *rest)
     sizes = (other.shape, size) if direction == "grad_weight" else (size, other.shape)
     ndim = len(sizes[1]) - 2
-    named = {
-        "stride": stride,
-        "padding": padding,
-        "output_padding": output_padding,
-        "dilation": dilation,
-    }
-    lists = [expand(name, values, ndim) for name, values in named.items()]
+    lists = expand_all(ndim, stride, padding, output_padding, dilation)
     key = plans.gradient_key_of(direction, grad_output, other, sizes, lists, groups)
     plan = None if key is None else plans.plan_of(key)
     library = grad_output.device.type

@@ -37,7 +37,9 @@ PAIRED_BYTES = BLOCK * (ROW_BYTES + 16)
 """Of a box where two channels are a row: 8 bytes before a block, and 8 behind it."""
 SHORT_PART = 16
 """Pixels of 16 bits whose taps, of 2 x 2 patches, are 128 bytes of grad_output."""
-HEADER_BYTES = 1024 + CONSUMERS * 1024
+TABLE_BYTES = 1024
+"""Where the outputs of a consumer go, and, once more, those of its writer."""
+HEADER_BYTES = 1024 + CONSUMERS * TABLE_BYTES
 MOST_STAGES = 16
 RING_BYTES = (128 * 1024, 96 * 1024, 64 * 1024)
 """Of weights that do not stay: the first of them that leaves room for boxes."""
@@ -246,7 +248,7 @@ def rings(problem: Problem, n: int, pieces: int, hardware: Hardware) -> Iterator
     stage = n * steps(problem) * 32
     room = hardware.shared_memory - HEADER_BYTES
     if pieces:
-        room -= STAGE_BARRIERS + CONSUMERS * (1024 + pieces * piece_bytes(problem))
+        room -= STAGE_BARRIERS + CONSUMERS * (TABLE_BYTES + pieces * piece_bytes(problem))
     for resident, bytes_ in ((True, 0), *((False, bytes_) for bytes_ in RING_BYTES)):
         stages = depth(problem) if resident else bytes_ // stage
         boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * box_bytes(problem)))
