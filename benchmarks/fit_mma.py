@@ -58,7 +58,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def problem_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["case"], row["dtype"], row["tf32"])
+    direction = row.get("direction", "forward")  # the first file has this one alone
+    return (row["case"], row["dtype"], row["tf32"], direction)
 
 
 if __name__ == "__main__":

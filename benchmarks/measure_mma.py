@@ -1,14 +1,17 @@
 """Measures tilings of the mma.sync kernel on this GPU, for `benchmarks/fit_mma.py`.
 
-    python benchmarks/measure_mma.py OUT.jsonl [CASE:TYPE ...]     TYPE: tf32, bfloat16, strict
+    python benchmarks/measure_mma.py OUT.jsonl [CASE:TYPE[:DIRECTION] ...]
 
-Every tiling is compared with float64 before it is timed. Medians, L2 flushed before each call.
+TYPE is tf32, bfloat16 or strict, DIRECTION forward (the default) or grad_input. Forms on trial are
+measured too. Every tiling is compared with float64 before it is timed. Medians, L2 flushed before
+each call.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,10 @@ from typing import Any
 import torch
 
 import upconv
-from upconv import plans
+from upconv import ops, plans
 from upconv.cases import CASES
 from upconv.planner import Hardware, Problem, mma
-from upconv.planner.mma_tiling import MAX_WARPS, Tiling, fits, tilings
+from upconv.planner.mma_tiling import Tiling, fits, resident_warps, tilings
 
 PRECISION = {
     "tf32": ("float32", True),
@@ -34,12 +37,19 @@ CALLS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose
 
 def chosen(problem: Problem, hardware: Hardware, each: int = 4, most: int = 40) -> list[Tiling]:
     """The best tilings of every arrangement of warps, by the planner's own estimate."""
-    every = sorted(tilings(mma.forward_works(problem), hardware), key=lambda tiling: tiling.cycles)
+    found = tilings(mma.works(problem), hardware, on_trial=True)
+    every = sorted(found, key=lambda tiling: tiling.cycles)
     seen: dict[tuple[int, ...], int] = {}
     result = []
     for tiling in every:
         step = tiling.work.lattices[2].in_step
-        family = (tiling.warps_m, tiling.layout.warps_n, step, tiling.layout.chunk)
+        family = (
+            tiling.warp_pixels,
+            tiling.warps_m,
+            tiling.layout.warps_n,
+            step,
+            tiling.layout.chunk,
+        )
         if seen.get(family, 0) < each and fits(tiling, hardware):
             seen[family] = seen.get(family, 0) + 1
             result.append(tiling)
@@ -54,6 +64,7 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
     for count in tiling.tiles:
         blocks *= count
     share = -(-blocks // hardware.multiprocessors)
+    most = resident_warps(tiling.warp_pixels)
     return {
         "tile": tiling.box.size,
         "warps": [tiling.warps_m, tiling.layout.warps_n],
@@ -61,7 +72,8 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
         "chunk": tiling.layout.chunk,
         "slice_blocks": tiling.slice_blocks,
         "stage_bytes": tiling.stage_bytes,
-        "resident_warps": min(max(min(room, MAX_WARPS // warps), 1), share) * warps,
+        "warp_pixels": tiling.warp_pixels,
+        "resident_warps": min(max(min(room, most // warps), 1), share) * warps,
         "blocks": blocks,
         "work": {name: round(value, 3) for name, value in vars(tiling.block).items()},
     }
@@ -81,36 +93,63 @@ def milliseconds(call: Any, repeat: int = 7) -> float:
     return sorted(times[1:])[repeat // 2]
 
 
-def measure(name: str, kind: str, hardware: Hardware, out: Path) -> None:
+def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is read, and the weight."""
+    dtype = getattr(torch, problem.dtype)
+    back = problem.direction == "grad_input"
+    channels, size = (
+        (problem.out_channels, problem.out_size) if back else (problem.in_channels, problem.in_size)
+    )
+    x = torch.randn(problem.batch, channels, *size, device="cuda")
+    each = problem.out_channels // problem.groups
+    w = torch.randn(problem.in_channels, each, *problem.kernel, device="cuda")
+    return x.to(dtype), w.to(dtype)
+
+
+def convolve(problem: Problem, x: torch.Tensor, w: torch.Tensor, ours: bool) -> torch.Tensor:
+    steps = (problem.stride, problem.padding, problem.output_padding)
+    rest = (*steps, problem.groups, problem.dilation)
+    if problem.direction == "grad_input":
+        size = (x.shape[0], problem.in_channels, *problem.in_size)
+        if ours:
+            return ops.GRADIENTS["grad_input"](x, w, size, *rest)  # type: ignore[no-any-return]
+        return ops._aten_gradient("grad_input", x, w, size, *rest)
+    native = getattr(torch.nn.functional, f"conv_transpose{problem.ndim}d")
+    return (CALLS[problem.ndim - 1] if ours else native)(x, w, None, *rest)  # type: ignore[no-any-return]
+
+
+def measure(
+    hardware: Hardware, out: Path, name: str, kind: str, direction: str = "forward"
+) -> None:
     dtype, tf32 = PRECISION[kind]
     torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
     case = next(case for case in CASES if case.name == name)
-    problem = case.problem(dtype=dtype, tf32=tf32)
-    number = getattr(torch, dtype)
-    x = torch.randn(problem.batch, problem.in_channels, *problem.in_size, device="cuda").to(number)
-    each = problem.out_channels // problem.groups
-    w = torch.randn(problem.in_channels, each, *problem.kernel, device="cuda").to(number)
-    rest = (problem.stride, problem.padding, problem.output_padding, problem.groups)
-    native = getattr(torch.nn.functional, f"conv_transpose{problem.ndim}d")
-    wanted = native(x[-1:].double(), w.double(), None, *rest, problem.dilation)
+    problem = replace(case.problem(dtype=dtype, tf32=tf32), direction=direction)
+    x, w = operands(problem)
+    wanted = convolve(problem, x[-1:].double(), w.double(), ours=False)
+    asked = plans.record
+    now = milliseconds(lambda: convolve(problem, x, w, ours=True))
+    print(f"{name} {kind} {direction} {now:.3f} ms by the planner's choice")
     for tiling in chosen(problem, hardware):
         record = [plans.KERNEL_IDS[mma.KERNEL], *mma.record(tiling.work, tiling)]
         plans.record = lambda key, record=record: record  # type: ignore[misc]
         plans.clear()
-        y = CALLS[problem.ndim - 1](x, w, None, *rest, problem.dilation)
+        y = convolve(problem, x, w, ours=True)
         error = float((y[-1:].double() - wanted).norm() / wanted.norm())
         assert error <= LIMIT[kind], (name, kind, error, tiling.notes())
-        ms = milliseconds(lambda: CALLS[problem.ndim - 1](x, w, None, *rest, problem.dilation))
-        row = {"case": name, "dtype": dtype, "tf32": tf32, "ms": round(ms, 4)}
+        ms = milliseconds(lambda: convolve(problem, x, w, ours=True))
+        row = {"case": name, "dtype": dtype, "tf32": tf32, "direction": direction}
+        row |= {"ms": round(ms, 4), "chosen_ms": round(now, 4)}
         with out.open("a") as file:
             file.write(json.dumps({**row, **row_of(tiling, hardware)}) + "\n")
-        print(
-            f"{name} {kind} {ms:.3f} ms, expected {tiling.cycles / 1.7e6:.3f}: {tiling.notes()[0]}"
-        )
+        expected = tiling.cycles / 1.7e6
+        print(f"{name} {kind} {ms:.3f} ms, expected {expected:.3f}: {tiling.notes()[0]}")
+    plans.record = asked  # type: ignore[misc]
+    plans.clear()
 
 
 if __name__ == "__main__":
     machine = plans.cuda_hardware(0)
     with torch.no_grad():
         for each_case in sys.argv[2:] or DEFAULT:
-            measure(*each_case.split(":"), machine, Path(sys.argv[1]))
+            measure(machine, Path(sys.argv[1]), *each_case.split(":"))

@@ -28,14 +28,16 @@ def tensors(problem: Problem, seed: int) -> Tensors:
         (problem.out_channels, problem.out_size) if back else (problem.in_channels, problem.in_size)
     )
     x = between_nans((problem.batch, channels, *size), dtype)
-    w = torch.randn(problem.in_channels, problem.out_channels, *problem.kernel, device="cuda")
+    each = problem.out_channels // problem.groups
+    w = torch.randn(problem.in_channels, each, *problem.kernel, device="cuda")
     bias = torch.randn(problem.out_channels, device="cuda").to(dtype) if problem.bias else None
     return x, w.to(dtype), bias
 
 
 def forward_steps(problem: Problem) -> tuple[Any, ...]:
-    """What follows the bias in a forward call of a layer with one group."""
-    return (problem.stride, problem.padding, problem.output_padding, 1, problem.dilation)
+    """What follows the bias in a forward call."""
+    steps = (problem.stride, problem.padding, problem.output_padding)
+    return (*steps, problem.groups, problem.dilation)
 
 
 def backward_steps(problem: Problem) -> tuple[Any, ...]:

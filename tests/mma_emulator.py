@@ -127,7 +127,7 @@ def fill(plan: Plan, x: np.ndarray, at: tuple[int, ...], group: int, piece: int)
 def pixel_slots(plan: Plan) -> np.ndarray:
     """Slot of each lattice point of the tile at shift 0; points past the end repeat the last."""
     count = plan.tile_o * plan.tile_z * plan.tile_y * plan.tile_x
-    m = np.minimum(np.arange(plan.warps_m * 64), count - 1)
+    m = np.minimum(np.arange(plan.warps_m * plan.warp_pixels), count - 1)
     x, row = m % plan.tile_x, m // plan.tile_x
     y, z, o = row % plan.tile_y, row // plan.tile_y % plan.tile_z, row // plan.tile_y // plan.tile_z
     down = z * plan.in_step_z * plan.pitch_z + y * plan.in_step_y * plan.pitch_y
@@ -139,7 +139,7 @@ def accumulate(
 ) -> np.ndarray:
     """[pixel, column], stage by stage as the weights travel."""
     columns = plan.warps_n * plan.warp_tiles * 8
-    d = np.zeros((plan.warps_m * 64, columns))
+    d = np.zeros((plan.warps_m * plan.warp_pixels, columns))
     slots = pixel_slots(plan)
     for piece, tile in enumerate(tiles):
         start = kind["weights"] + (unit * plan.slices + piece) * kind["slice_tiles"]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from random import Random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from gpu_checks import allocations, check_same, distance, poison, serving
+from gpu_checks import allocations, check_same, distance, poison, precision, serving
+from gpu_layers import check_forced, check_tilings
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
+from mma_layers import problems
 
 import upconv
 from upconv import ops, plans
+from upconv.planner import Candidate, Problem, mma, mma_tiling
 
 pytestmark = pytest.mark.gpu
 
@@ -29,6 +33,10 @@ LIMIT = {
     (torch.bfloat16, "tf32"): 3e-3,
     (torch.float16, "tf32"): 5e-4,
 }
+
+
+def limit_of(problem: Problem) -> float:
+    return LIMIT[getattr(torch, problem.dtype), "ieee" if problem.strict else "tf32"]
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +131,26 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
     check_same(y, again)
     assert error(y, x, w, b, *rest) <= LIMIT[c["kind"]]  # type: ignore[index]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(problems(largest=10**5), st.integers(0, 2**31))
+def test_both_directions_equal_float64_and_repeat_themselves(problem: Problem, seed: int) -> None:
+    with precision("ieee" if problem.strict else "tf32"):
+        assume(isinstance(mma.consider(problem, plans.cuda_hardware(0)), Candidate))
+        check_forced(problem, MMA, seed, limit_of(problem))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(problems(largest=3000), st.randoms(use_true_random=False), st.integers(0, 2**31))
+def test_every_tiling_equals_float64(problem: Problem, rng: Random, seed: int) -> None:
+    hardware = plans.cuda_hardware(0)
+    every = mma_tiling.tilings(mma.works(problem), hardware, on_trial=True)
+    fitting = [tiling for tiling in every if mma_tiling.fits(tiling, hardware)]
+    some = rng.sample(fitting, min(8, len(fitting)))
+    records = [mma.record(tiling.work, tiling) for tiling in some]
+    with precision("ieee" if problem.strict else "tf32"):
+        check_tilings(problem, MMA, records, seed, limit_of(problem))
 
 
 def test_the_forced_kernel_is_the_one_that_runs() -> None:

@@ -190,6 +190,7 @@ print(plan.kernel)
     [
         ("direct_fprop", "forward", 16, (8, 0)),
         ("mma_fprop", "forward", 2, (8, 0)),
+        ("mma_fprop", "grad_input", 2, (9, 0)),
     ],
 )
 def test_a_kernel_on_trial_serves_only_when_it_is_asked_for(

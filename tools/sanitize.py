@@ -6,6 +6,9 @@ compute-sanitizer --tool racecheck python -m tools.sanitize
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
 import torch
 
 import upconv
@@ -19,6 +22,8 @@ from upconv.planner import (
     direct_wgrad,
     gather_igrad,
     gather_wgrad,
+    mma,
+    mma_tiling,
     overlap,
     sm90,
     sm90_patch,
@@ -125,6 +130,15 @@ OVERLAP_SWEEP = [
     (2, 20, 4, (5, 17), 5, 2, 2, 1, 4, torch.bfloat16),
 ]
 
+# batch, in, out, size, kernel, stride, padding, groups, dilation, dtype
+MMA_SWEEP = [
+    (2, 24, 20, (9, 21), 3, 1, 1, 1, 1, torch.float32),
+    (2, 32, 64, (12, 33), (3, 5), (2, 3), (1, 2), 4, (2, 1), torch.bfloat16),
+    (1, 16, 16, (5, 9, 17), (3, 5, 7), 2, (1, 2, 3), 2, 1, torch.float32),
+    (2, 20, 12, (300,), 4, 2, 1, 1, 1, torch.float16),
+    (2, 16, 24, (11, 13), 3, 5, 1, 1, 2, torch.bfloat16),
+]
+
 # size of grad_output, channels_last, dtype
 BIAS_SWEEP = [
     ((2, 5, 33, 41), False, torch.float32),
@@ -229,7 +243,6 @@ def walk_sweep() -> None:
 
 def staged_sweep() -> None:
     """Forms on trial, which no plan names: with writers for what leaves a thread block."""
-    asked = plans.record
     sweeps = (
         (sm90_patch, [(*each[:5], each[4], 0, 0, each[5]) for each in PATCH_SWEEP]),
         (sm90_phases, PHASES_SWEEP),
@@ -240,17 +253,57 @@ def staged_sweep() -> None:
             sizes = (batch, cin, cout, size, kernel, *steps)
             problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=True)
             tilings = planner.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
-            for tiling in [each for each in tilings if each.stage_pieces][::5]:
-                record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]
-                plans.record = lambda _, record=record: record
-                plans.clear()
+            staged = [planner.record(each) for each in tilings if each.stage_pieces][::5]
+            for _ in with_each(planner.KERNEL, staged):
                 with torch.no_grad():
                     y = operator(x, w, None, *steps)
                 torch.cuda.synchronize()
                 assert bool(torch.isfinite(y).all())
             print("clean, with writers", batch, cin, cout, size, kernel, *steps, dtype)
-    plans.record = asked
-    plans.clear()
+
+
+def mma_sweep() -> None:
+    """Ten tilings of each layer in each direction, half of them on trial."""
+    for batch, cin, cout, size, kernel, s, p, groups, d, dtype in MMA_SWEEP:
+        operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
+        sizes = (batch, cin, cout, size, kernel, s, p, 0, d, groups)
+        tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"
+        problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=tf32)
+        back = replace(problem, direction="grad_input")
+        rest = (problem.stride, problem.padding, problem.output_padding, groups, problem.dilation)
+        for _ in with_each(mma.KERNEL, some_mma_plans(problem)):
+            with torch.no_grad():
+                y = operator(x, w, None, s, p, 0, groups, d)
+            torch.cuda.synchronize()
+            assert bool(torch.isfinite(y).all())
+        for _ in with_each(mma.KERNEL, some_mma_plans(back)):
+            with torch.no_grad():
+                gx = ops.GRADIENTS["grad_input"](y, w, x.shape, *rest)
+            torch.cuda.synchronize()
+            assert bool(torch.isfinite(gx).all())
+        print("clean, mma.sync", batch, cin, cout, size, kernel, s, dtype)
+
+
+def some_mma_plans(problem: Problem) -> Iterator[tuple[int, ...]]:
+    hardware = plans.cuda_hardware(0)
+    every = list(mma_tiling.tilings(mma.works(problem), hardware, on_trial=True))
+    for pixels in mma_tiling.WARP_PIXELS:
+        these = [t for t in every if t.warp_pixels == pixels and mma_tiling.fits(t, hardware)]
+        for tiling in these[:: max(len(these) // 5, 1)]:
+            yield mma.record(tiling.work, tiling)
+
+
+def with_each(kernel: str, records: Iterable[tuple[int, ...]]) -> Iterator[None]:
+    """Goes on with each plan in turn in place of the planner's own."""
+    asked = plans.record
+    try:
+        for record in records:
+            plans.record = lambda _, record=record: [plans.KERNEL_IDS[kernel], *record]
+            plans.clear()
+            yield
+    finally:
+        plans.record = asked
+        plans.clear()
 
 
 def bias_sweep() -> None:
@@ -336,6 +389,7 @@ def main() -> None:
         torch.backends.cudnn.conv.fp32_precision = precision
         direct_gradient_sweep()
         overlap_sweep()
+        mma_sweep()
         forward_sweep()
     strict_patch_sweep()
     torch.backends.cudnn.conv.fp32_precision = "tf32"

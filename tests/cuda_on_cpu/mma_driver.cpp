@@ -22,7 +22,9 @@ void run(MmaPlan& plan, const void* weight, uint32_t* packed) {
   for (int i = 0; i < blocks; ++i) {
     cpu::block_index = {static_cast<unsigned>(i), 0, 0};
     std::memset(memory, 0xff, sizeof(memory));  // NaN
-    cpu::run_block(32 * p.warps_m * p.warps_n, [&] { mma_fprop_kernel<Operand>(p); });
+    cpu::run_block(32 * p.warps_m * p.warps_n, [&] {
+      p.warp_pixels == 64 ? mma_fprop_kernel<Operand, 4>(p) : mma_fprop_kernel<Operand, 2>(p);
+    });
   }
 }
 

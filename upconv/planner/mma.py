@@ -68,6 +68,8 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
 
 def most_products(problem: Problem) -> int:
     """Products that are summed up for one output, of the phase that has most."""
+    if problem.direction == "grad_input":
+        return problem.out_channels // problem.groups * prod(problem.kernel)
     dimensions = zip(problem.kernel, problem.stride, problem.dilation, strict=True)
     taps = prod(-(-k // (s // gcd(s, d))) for k, s, d in dimensions)
     return problem.in_channels // problem.groups * taps
@@ -88,44 +90,61 @@ def solid(problem: Problem) -> Problem:
     )
 
 
-def forward_works(problem: Problem) -> list[Work]:
-    """The forward pass, with one, two or four neighbouring outputs folded into phases."""
-    problem = solid(problem)
+def forward_work(problem: Problem) -> Work:
+    """Of a problem of three dimensions."""
     in_channels = problem.in_channels // problem.groups
     out_channels = problem.out_channels // problem.groups
     taps = prod(problem.kernel)
-    result = []
-    for fold in FOLDS:
-        if fold > 1 and (out_channels * fold * problem.stride[2] > 128 or problem.in_size[2] < 16):
-            continue
-        result.append(
-            Work(
-                lattices=(
-                    Lattice.of(problem, 0),
-                    Lattice.of(problem, 1),
-                    Lattice.of(problem, 2).stacked(fold),
-                ),
-                in_size=(problem.in_size[0], problem.in_size[1], problem.in_size[2]),
-                kernel=(problem.kernel[0], problem.kernel[1], problem.kernel[2]),
-                batch=problem.batch,
-                groups=problem.groups,
-                in_channels=in_channels,
-                out_channels=out_channels,
-                weight_in=out_channels * taps,
-                weight_out=taps,
-                weight_group=in_channels * out_channels * taps,
-                operand=SPLIT if problem.strict else OPERANDS[problem.dtype],
-                element_bytes=problem.element_bytes,
-            )
-        )
-    return result
+    return Work(
+        lattices=(Lattice.of(problem, 0), Lattice.of(problem, 1), Lattice.of(problem, 2)),
+        in_size=(problem.in_size[0], problem.in_size[1], problem.in_size[2]),
+        kernel=(problem.kernel[0], problem.kernel[1], problem.kernel[2]),
+        batch=problem.batch,
+        groups=problem.groups,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        weight_in=out_channels * taps,
+        weight_out=taps,
+        weight_group=in_channels * out_channels * taps,
+        operand=SPLIT if problem.strict else OPERANDS[problem.dtype],
+        element_bytes=problem.element_bytes,
+    )
+
+
+def input_gradient_work(problem: Problem) -> Work:
+    """Reads grad_output, writes grad_input, with the same weight."""
+    forward = forward_work(problem)
+    depth, rows, columns = (Lattice.of_input_gradient(problem, i) for i in range(3))
+    return replace(
+        forward,
+        lattices=(depth, rows, columns),
+        in_size=(problem.out_size[0], problem.out_size[1], problem.out_size[2]),
+        in_channels=forward.out_channels,
+        out_channels=forward.in_channels,
+        weight_in=forward.weight_out,
+        weight_out=forward.weight_in,
+    )
+
+
+def works(problem: Problem) -> list[Work]:
+    """What is to be computed, with one, two or four neighbours of a row folded into phases."""
+    problem = solid(problem)
+    back = problem.direction == "grad_input"
+    work = input_gradient_work(problem) if back else forward_work(problem)
+    depth, rows, columns = work.lattices
+    return [
+        replace(work, lattices=(depth, rows, columns.stacked(fold)))
+        for fold in FOLDS
+        if fold == 1
+        or (work.out_channels * fold * columns.out_step <= 128 and problem.in_size[2] >= 16)
+    ]
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = legality(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = best_tiling(forward_works(problem), hardware)
+    best = best_tiling(works(problem), hardware)
     if best is None:
         return Refusal(KERNEL, "no tile fits: too many taps or phases, or too wide a margin")
     return Candidate(KERNEL, best.microseconds, record(best.work, best), best.notes())

@@ -57,7 +57,7 @@ class BlockWork:
     split: float
     """Those of them that multiply split float32."""
     pixel_loads: float
-    """Steps of a warp: loads of its 64 pixels, more where banks collide."""
+    """Steps of a warp: loads of 64 pixels, more where banks collide."""
     filled: float
     """16-byte slots written to the tile, each by what its kind costs (SLOT_COST)."""
     stages: float

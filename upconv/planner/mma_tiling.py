@@ -1,8 +1,8 @@
 """Tiles of the mma.sync kernel: which boxes of lattice points fit, and how long each should take.
 
-A tile is `images x depth x height x width` lattice points, at most 64 for each warp along the
-pixels. Its input lies in shared memory plane by plane with its margins; the pitches are chosen so
-that 8 consecutive points of the box fall into different banks wherever that costs little.
+A tile is `images x depth x height x width` lattice points, at most 64 or 32 for each warp along
+the pixels. Its input lies in shared memory plane by plane with its margins; the pitches are chosen
+so that 8 consecutive points of the box fall into different banks wherever that costs little.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import gcd, prod
 
 from .mma_columns import SPLIT, Layout, Work, layouts, stages_of, uniform, up
@@ -21,8 +22,11 @@ MAX_STEPS, MAX_STAGES, MAX_TAPS = 1024, 256, 2048
 """How much the kernel's parameters hold, as in csrc/cuda/mma_params.h."""
 DEPTH = 3
 """Stages of the weight ring."""
-WARP_PIXELS = 64
+WARP_PIXELS = (64, 32)
+"""Of a warp. The form with 32 is on trial: it has not been measured, nor run on a GPU. Of its warps
+twice as many share a multiprocessor, for layers that mostly wait for memory."""
 MAX_WARPS = 8
+"""Of a block."""
 WARPS_M = (8, 4, 2, 1)
 STAGE_BYTES = (16384, 8192)
 """Weights of one stage, for one warp along the columns; twice that for more."""
@@ -74,6 +78,7 @@ class Tiling:
     work: Work
     layout: Layout
     box: Box
+    warp_pixels: int
     warps_m: int
     slice_blocks: int
     stage_bytes: int
@@ -99,7 +104,7 @@ class Tiling:
         Points of the warps that the box does not have lie down behind its last row.
         """
         size = self.work.element_bytes
-        spare = self.box.points < WARP_PIXELS * self.warps_m
+        spare = self.box.points < self.warp_pixels * self.warps_m
         elements = self.box.rows * self.segment + spare * self.work.lattices[2].out_step
         return (up(elements * size - 16, 64) + 16) // size
 
@@ -153,6 +158,7 @@ class Tiling:
         vectors = self.segment // box.vector
         return {
             "operand": work.operand,
+            "warp_pixels": self.warp_pixels,
             "warps_m": self.warps_m,
             "warps_n": layout.warps_n,
             "copy": box.copy,
@@ -198,10 +204,10 @@ class Tiling:
         size = " x ".join(map(str, self.box.size))
         layout = self.layout
         counts = (self.work.batch, *(lattice.count for lattice in self.work.lattices))
-        used = prod(counts) / (prod(self.tiles) * self.warps_m * WARP_PIXELS)
+        used = prod(counts) / (prod(self.tiles) * self.warps_m * self.warp_pixels)
         return (
-            f"tile {size} lattice points, {self.warps_m} x {layout.warps_n} warps,"
-            f" {used:.0%} of the pixels stored",
+            f"tile {size} lattice points, {self.warps_m} x {layout.warps_n} warps"
+            f" of {self.warp_pixels} pixels, {used:.0%} of the pixels stored",
             f"{layout.chunk} channels a block, {len(layout.kinds)} kinds of blocks,"
             f" {self.work.lattices[2].in_step} neighbours folded into phases",
             f"{self.slices} slices of {self.slice_blocks} channel blocks,"
@@ -257,6 +263,8 @@ def make_box(work: Work, size: tuple[int, int, int, int]) -> Box:
     fill = [(s - 1) * la.in_step + high - low + 1 for s, la, (low, high) in points]
     steps = 0 if width >= lattice_x.count else width * lattice_x.in_step
     every = [c for c in (4, 2, 1) if work.in_size[2] % c == steps % c == 0]
+    # Of columns that lie by residues: neighbours go round all of them, or each to its own.
+    every = [c for c in every if c % lattice_x.in_step == 0 or lattice_x.in_step % c == 0]
     widths = {c: up(fill[2] + shift[2] % c, c) for c in every}
     copy = min(every, key=lambda c: widths[c] * SLOT_COST[work.element_bytes][c])
     fill[2] = widths[copy]
@@ -318,11 +326,12 @@ def conflicts(size: tuple[int, int, int, int], pitches: tuple[int, int, int]) ->
 # --- Choice -----------------------------------------------------------------------------------
 
 
-def slice_depths(work: Work, layout: Layout) -> list[int]:
-    """Channel blocks of a slice: enough steps to hide the next slice's way, and no more."""
+def slice_depths(work: Work, layout: Layout, whole: bool) -> list[int]:
+    """Channel blocks of a slice: enough steps to hide the next slice's way, and no more. `whole`:
+    all of them."""
     shifts = max(len(masks) for masks in layout.masks) or 1
     most = up(work.blocks, 2) if work.blocks > 1 else 1
-    wanted = {2 if shifts >= 8 else 4, 4 if shifts >= 3 else 8}
+    wanted = {most} if whole else {2 if shifts >= 8 else 4, 4 if shifts >= 3 else 8}
     result = {min(depth, most) for depth in wanted}
     if work.blocks % 2 and work.blocks <= 7:
         result.add(work.blocks)
@@ -377,10 +386,17 @@ def totals(work: Work, layout: Layout, depth: int, stage_bytes: int) -> Totals:
     )
 
 
+def resident_warps(warp_pixels: int) -> int:
+    """Warps that a multiprocessor's registers hold."""
+    return 512 // warp_pixels
+
+
 def block_work(
-    work: Work, layout: Layout, box: Box, warps_m: int, depth: int, total: Totals
+    work: Work, layout: Layout, box: Box, warps: tuple[int, int], depth: int, total: Totals
 ) -> BlockWork:
-    """What a block has to do, averaged over the kinds."""
+    """What a block has to do, averaged over the kinds; `warps` are the pixels of one and how many
+    there are along them."""
+    warp_pixels, warps_m = warps
     kinds = len(layout.kinds)
     each = -(-work.blocks // depth) / kinds
     phases = len(work.lattices[0].firsts) * len(work.lattices[1].firsts)
@@ -388,21 +404,22 @@ def block_work(
     outputs = box.points * layout.chunk * phases * span / kinds
     z, y, _ = work.lattices
     pitches = (box.pitches[0], box.pitches[1] * z.in_step, box.pitches[2] * y.in_step)
-    warps = warps_m * layout.warps_n
+    count = warps_m * layout.warps_n
+    size = warp_pixels / 64
     times = 3 if work.operand == SPLIT else 1
-    products = each * total.tiles * warps_m * times
+    products = each * total.tiles * warps_m * size * times
     element = work.element_bytes
     slot_cost = SLOT_COST[element][box.copy]
     return BlockWork(
         products=products,
-        mixed=each * total.mixed * warps_m * times,
+        mixed=each * total.mixed * warps_m * size * times,
         split=products if work.operand == SPLIT else 0.0,
-        pixel_loads=each * total.steps * warps * conflicts(box.size, pitches),
+        pixel_loads=each * total.steps * count * size * conflicts(box.size, pitches),
         filled=each * total.filling * depth * box.fills * slot_cost,
-        stages=(each * total.stages + 1) * warps,
+        stages=(each * total.stages + 1) * count,
         stored=outputs * element * STORED[element][box.vector == 1],
         runs=outputs / (box.size[3] * span),
-        starts=float(warps),
+        starts=float(count),
     )
 
 
@@ -412,43 +429,45 @@ def best_tiling(works: list[Work], hardware: Hardware) -> Tiling | None:
     return next((tiling for tiling in found if fits(tiling, hardware)), None)
 
 
-def tilings(works: list[Work], hardware: Hardware) -> Iterator[Tiling]:
-    for work in works:
+def tilings(works: list[Work], hardware: Hardware, on_trial: bool = False) -> Iterator[Tiling]:
+    """`on_trial`: those of 32 pixels a warp as well."""
+    for work, warp_pixels in product(works, WARP_PIXELS if on_trial else WARP_PIXELS[:1]):
         boxes = {
-            warps_m: [make_box(work, size) for size in box_sizes(work, WARP_PIXELS * warps_m)]
+            warps_m: [make_box(work, size) for size in box_sizes(work, warp_pixels * warps_m)]
             for warps_m in WARPS_M
         }
-        for layout in layouts(work):
-            for warps_m in WARPS_M:
-                if not 2 <= warps_m * layout.warps_n <= MAX_WARPS:
-                    continue
-                for depth in slice_depths(work, layout):
-                    stages = [size * min(layout.warps_n, 2) for size in STAGE_BYTES]
-                    total = {size: totals(work, layout, depth, size) for size in stages}
-                    for box in boxes[warps_m]:
-                        yield timed(work, layout, box, warps_m, depth, total, hardware)
+        for layout, warps_m in product(layouts(work), WARPS_M):
+            if not 2 <= warps_m * layout.warps_n <= MAX_WARPS:
+                continue
+            for depth in slice_depths(work, layout, whole=warp_pixels < 64):
+                stages = [size * min(layout.warps_n, 2) for size in STAGE_BYTES]
+                total = {size: totals(work, layout, depth, size) for size in stages}
+                for box in boxes[warps_m]:
+                    yield timed(work, layout, box, (warp_pixels, warps_m), depth, total, hardware)
 
 
 def timed(
     work: Work,
     layout: Layout,
     box: Box,
-    warps_m: int,
+    warps: tuple[int, int],
     depth: int,
     total: Mapping[int, Totals],
     hardware: Hardware,
 ) -> Tiling:
     """The tiling with the cycles it should take; the larger stages where they cost no block."""
-    warps = warps_m * layout.warps_n
+    warp_pixels, warps_m = warps
+    count = warps_m * layout.warps_n
+    most = resident_warps(warp_pixels) // count
     best: tuple[int, Tiling] | None = None
     for stage_bytes, sums in total.items():
-        block = block_work(work, layout, box, warps_m, depth, sums)
-        tiling = Tiling(work, layout, box, warps_m, depth, stage_bytes, 0.0, block)
+        block = block_work(work, layout, box, warps, depth, sums)
+        tiling = Tiling(work, layout, box, *warps, depth, stage_bytes, 0.0, block)
         room = (hardware.shared_memory + 1024) // (tiling.shared()["shared_bytes"] + 1024)
-        resident = min(room, MAX_WARPS // warps)
+        resident = min(room, most)
         if best is None or resident > best[0]:
             best = (resident, tiling)
-        if resident == MAX_WARPS // warps:
+        if resident == most:
             break
     assert best is not None
     resident, tiling = best
@@ -458,5 +477,5 @@ def timed(
     traffic *= work.batch * work.groups * work.element_bytes
     # Of few blocks a multiprocessor has no more than its share.
     there = min(max(resident, 1), -(-blocks // hardware.multiprocessors))
-    cycles = problem_cycles(tiling.block, blocks, (warps, there), traffic, hardware)
+    cycles = problem_cycles(tiling.block, blocks, (count, there), traffic, hardware)
     return replace(tiling, cycles=cycles)

@@ -58,6 +58,7 @@ SERVED = {
     sm90_phases.KERNEL: ("forward", "grad_input"),
     sm90_walk.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
+    mma.KERNEL: ("forward", "grad_input"),
     sm90_wgrad.KERNEL: ("grad_weight",),
     sm90_patch_wgrad.KERNEL: ("grad_weight",),
     sm90_phases_wgrad.KERNEL: ("grad_weight",),
@@ -192,6 +193,13 @@ def _answer(
     served = SERVED.get(kernel, DIRECTIONS[:1])
     if problem.direction not in served:
         return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
+    if kernel != forced and on_trial(kernel, problem.direction, hardware):
+        # Without a look at its tilings, which would take up to 60 ms for a layer.
+        return Refusal(
+            kernel,
+            "on trial: its present form has yet to pass its tests on such a GPU; serves only where"
+            f" UPCONV_FORCE_KERNEL={kernel} asks for it",
+        )
     if kernel != forced and (reason := _hopeless(kernel, problem, hardware)):
         return Refusal(kernel, reason)
     if kernel != forced and (other := _superseded(kernel, problem, hardware)):
@@ -199,14 +207,6 @@ def _answer(
     answer = KERNELS[kernel](problem, hardware)
     if isinstance(answer, Candidate):
         answer = _with_bias_pass(answer, problem)
-    if isinstance(answer, Refusal) or kernel == forced:
-        return answer
-    if on_trial(kernel, problem.direction, hardware):
-        return Refusal(
-            kernel,
-            "on trial: its present form has yet to pass its tests on such a GPU; would serve, with"
-            f" {answer.microseconds:.1f} us expected, under UPCONV_FORCE_KERNEL={kernel}",
-        )
     return answer
 
 

@@ -25,13 +25,12 @@ inline CudaKernel::Prepared read_mma(const CallSizes& call, const std::vector<in
   if (!read_mma_plan(record.data(), static_cast<int64_t>(record.size()), plan.get()))
     return nullptr;
   const MmaParams& p = plan->params;
-  const int64_t taps = call.kernel[0] * call.kernel[1] * call.kernel[2];
   const bool fits = p.batch == call.batch && !call.channels_last && p.groups == call.groups &&
                     p.in_channels * call.groups == call.in_channels &&
                     p.out_channels * call.groups == call.out_channels && p.in_d == call.in[0] &&
                     p.in_h == call.in[1] && p.in_w == call.in[2] && p.out_d == call.out[0] &&
-                    p.out_h == call.out[1] && p.out_w == call.out[2] && p.weight_out == taps &&
-                    p.weight_in == taps * p.out_channels;
+                    p.out_h == call.out[1] && p.out_w == call.out[2] &&
+                    call.weight_strides(p.weight_in, p.weight_out);
   if (!fits) return nullptr;
   return plan;
 }

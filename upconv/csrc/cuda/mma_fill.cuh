@@ -46,13 +46,15 @@ __device__ __forceinline__ void list_pixels(const MmaParams& p, const MmaUnit& u
 // An item is a channel block of `copy` pixels: each of its channels is one load of 1, 2 or 4
 // pixels. Items are numbered through all channel blocks of the slice; a chunk holds as many of each
 // thread as fit its registers.
-template <typename Operand>
+template <typename Operand, int kFragments>
 struct MmaFill {
   using Element = typename Operand::Element;
   using Words = uint32_t[kMmaChunkWords];
   static constexpr int kE = Operand::kChannels;
   static constexpr bool kWide = sizeof(Element) == 4;
-  static constexpr int kAhead = 4;  // chunks on their way at once, of the first slice
+  // Chunks on their way at once, of the first slice: what the registers of the sums hold.
+  static constexpr int kSums = 4 * kFragments * Operand::kTiles;
+  static constexpr int kAhead = kSums < 4 * kMmaChunkWords ? kSums / kMmaChunkWords : 4;
   template <int kPixels>
   static constexpr int kLoadWords = kWide ? kPixels : (kPixels + 1) / 2;
   template <int kPixels>
@@ -128,7 +130,8 @@ struct MmaFill {
     }
   }
 
-  // Slots from an item's first pixel to another of it; input steps are 1, 2 or 4.
+  // Slots from an item's first pixel to another of it. An input step is 1, 2, or so many times the
+  // pixels of an item that all of them follow their own residue's.
   __device__ __forceinline__ int beside(int pixel) const {
     if (p.in_step_x == 1) return pixel;
     return p.in_step_x == 2 ? pixel % 2 * p.lane_x + pixel / 2 : pixel * p.lane_x;

@@ -10,7 +10,8 @@
 // zeros are multiplied.
 //
 // Every warp does the same: 64 pixels times 64 columns (32 when float32 is split), which keeps the
-// shared-memory reads at one 128-byte wavefront for each mma of 6 cycles.
+// shared-memory reads at one 128-byte wavefront for each mma of 6 cycles. Layers that mostly wait
+// for memory have a form with 32 pixels, of which a multiprocessor holds twice as many warps.
 //   weights  stream from L2 through a ring of kMmaDepth stages, packed in the order of their use
 //   input    the next slice of channels is read into registers in chunks, and put into the other
 //            tile buffer after the steps that hide the latency (mma_fill.cuh)
@@ -107,14 +108,14 @@ struct MmaRing {
 
 // Only two warps share a scheduler, so that every instruction beside the products shows: the loops
 // below hold nothing that can be known before them.
-template <typename Operand>
+template <typename Operand, int kFragments>
 struct MmaLoop {
   static constexpr int kTiles = Operand::kTiles;
   static constexpr uint32_t kAll = (1u << kTiles) - 1;
   static constexpr int kTileBytes = kMmaTileBytes<Operand>;
-  using Pixels = uint32_t[kMmaFragments][4];
+  using Pixels = uint32_t[kFragments][4];
   using Weights = uint32_t[kTiles][Operand::kWords];
-  using Accumulator = float[kMmaFragments][kTiles][4];
+  using Accumulator = float[kFragments][kTiles][4];
   const MmaParams& p;
   const MmaShared& shared;
   const MmaKind& kind;
@@ -122,7 +123,7 @@ struct MmaLoop {
   const int stages;  // of one slice
   const int uniform;
   const int half;  // bits to the step's slot that the lane gives addresses for
-  uint32_t pixel[kMmaFragments];
+  uint32_t pixel[kFragments];
 
   __device__ __forceinline__ MmaLoop(const MmaParams& p, const MmaShared& shared,
                                      const MmaUnit& unit)
@@ -134,9 +135,9 @@ struct MmaLoop {
         uniform(kind.uniform),
         half(threadIdx.x % 32 < 16 ? 0 : 16) {
     const int pixels = p.tile_o * p.tile_z * p.tile_y * p.tile_x;
-    const int first = threadIdx.x / 32 % p.warps_m * kMmaWarpPixels + threadIdx.x % 16;
+    const int first = threadIdx.x / 32 % p.warps_m * (16 * kFragments) + threadIdx.x % 16;
 #pragma unroll
-    for (int i = 0; i < kMmaFragments; ++i) {
+    for (int i = 0; i < kFragments; ++i) {
       const int m = min(first + i * 16, pixels - 1);
       const int row = quotient(m, p.by_tile_x), plane = quotient(row, p.by_tile_y);
       const int o = quotient(plane, p.by_tile_z), z = plane - o * p.tile_z;
@@ -153,7 +154,7 @@ struct MmaLoop {
     mma_ptx::load_shared(record, words);
     const uint32_t slot = (words[0] >> half & 0xffff) * 16 + tile;
 #pragma unroll
-    for (int i = 0; i < kMmaFragments; ++i) mma_ptx::load_matrices(slot + pixel[i], to[i]);
+    for (int i = 0; i < kFragments; ++i) mma_ptx::load_matrices(slot + pixel[i], to[i]);
     return words[1];
   }
 
@@ -174,18 +175,18 @@ struct MmaLoop {
     for (int j = kFirst; j < kEnd; ++j) {
       if (use(j)) {
         if constexpr (Operand::kSplit) {
-          float sum[kMmaFragments][4] = {};
+          float sum[kFragments][4] = {};
 #pragma unroll
           for (int part = 0; part < 3; ++part)  // tail x head, head x tail, head x head
 #pragma unroll
-            for (int i = 0; i < kMmaFragments; ++i) {
+            for (int i = 0; i < kFragments; ++i) {
               const int first = part == 1 ? 2 : 0;
               Operand::multiply(d[i][j], sum[i], part == 0 ? tail[i] : a[i], b[j][first],
                                 b[j][first + 1], part == 2);
             }
         } else {
 #pragma unroll
-          for (int i = 0; i < kMmaFragments; ++i) Operand::multiply(d[i][j], a[i], b[j]);
+          for (int i = 0; i < kFragments; ++i) Operand::multiply(d[i][j], a[i], b[j]);
         }
       }
     }
@@ -194,7 +195,7 @@ struct MmaLoop {
   __device__ __forceinline__ void split(Pixels& a, Pixels& tail) const {
     if constexpr (Operand::kSplit) {
 #pragma unroll
-      for (int i = 0; i < kMmaFragments; ++i)
+      for (int i = 0; i < kFragments; ++i)
 #pragma unroll
         for (int k = 0; k < 4; ++k) Operand::split(a[i][k], a[i][k], tail[i][k]);
     }
@@ -262,7 +263,7 @@ struct MmaLoop {
       split(now, tail);
       multiply<0, kTiles>(d, now, tail, b, [&](int j) { return (mine >> j & 1) != 0; });
 #pragma unroll
-      for (int i = 0; i < kMmaFragments; ++i)
+      for (int i = 0; i < kFragments; ++i)
 #pragma unroll
         for (int k = 0; k < 4; ++k) now[i][k] = next[i][k];
     }
@@ -299,7 +300,8 @@ struct MmaLoop {
     at = behind;
   }
 
-  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand>& fill, MmaRing& ring) const {
+  __device__ __forceinline__ void run(Accumulator& d, MmaFill<Operand, kFragments>& fill,
+                                      MmaRing& ring) const {
     const uint32_t lane = threadIdx.x % 32 * (4 * Operand::kWords);
     const uint32_t buffer = p.slice_blocks * p.plane * 16;
     const int share = (fill.chunks + stages - 1) / stages;  // chunks of one stage
@@ -319,12 +321,12 @@ struct MmaLoop {
         int count = record[1] >> 16;
 #pragma unroll 1
         for (int c = chunk < left ? share : 1; c > 0; --c, ++chunk) {
-          if (chunk < left) fill.read(chunk);
+          if (kFragments == 4 && chunk < left) fill.read(chunk);
           const int part = c == 1 ? count : count / c;
           steps(d, tile, step, part, at);
           step += part;
           count -= part;
-          if (chunk < left) fill.put(next, chunk);
+          if (kFragments == 4 && chunk < left) fill.put(next, chunk);
         }
       }
     }
@@ -333,14 +335,15 @@ struct MmaLoop {
 
 // --- The kernel ------------------------------------------------------------------------------
 
-template <typename Operand>
-__global__ void __launch_bounds__(kMmaMaxThreads, 1)
+// Registers for one block of 8 warps or two of 4; with half as many pixels, for twice as many.
+template <typename Operand, int kFragments>
+__global__ void __launch_bounds__(kMmaMaxThreads, 4 / kFragments)
     mma_fprop_kernel(const __grid_constant__ MmaParams p) {
   extern __shared__ __align__(128) unsigned char memory[];
   const MmaShared shared(p, memory);
   const MmaUnit unit(p);
   const MmaKind& kind = p.kind[unit.kind];
-  float d[kMmaFragments][Operand::kTiles][4];
+  float d[kFragments][Operand::kTiles][4];
   if (kind.step_end > kind.step_begin) {
     MmaStep* steps = reinterpret_cast<MmaStep*>(memory + p.steps_at);
     MmaStage* stages = reinterpret_cast<MmaStage*>(memory + p.stages_at);
@@ -354,16 +357,16 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 1)
     __syncthreads();
     MmaRing ring(p, unit, kMmaTileBytes<Operand>);
     for (int i = 0; i < kMmaDepth - 1; ++i) ring.start(p, shared, i);
-    MmaStore<Operand>(p, shared, unit).list_columns();
+    MmaStore<Operand, kFragments>(p, shared, unit).list_columns();
     list_pixels(p, unit, shared);
     __syncthreads();
-    MmaFill<Operand> fill(p, shared, unit);
+    MmaFill<Operand, kFragments> fill(p, shared, unit);
     fill.first_slice();
-    MmaStore<Operand>(p, shared, unit).begin(d);
-    MmaLoop<Operand>(p, shared, unit).run(d, fill, ring);
+    MmaStore<Operand, kFragments>(p, shared, unit).begin(d);
+    MmaLoop<Operand, kFragments>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
   }
-  MmaStore<Operand>(p, shared, unit).run(d);
+  MmaStore<Operand, kFragments>(p, shared, unit).run(d);
 }
 
 // --- Weight packing --------------------------------------------------------------------------

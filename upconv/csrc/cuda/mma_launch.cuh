@@ -10,7 +10,7 @@ namespace upconv {
 
 template <typename Operand>
 cudaError_t launch_mma(const MmaParams& p, cudaStream_t stream) {
-  auto kernel = mma_fprop_kernel<Operand>;
+  auto kernel = p.warp_pixels == 64 ? mma_fprop_kernel<Operand, 4> : mma_fprop_kernel<Operand, 2>;
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
   if (error != cudaSuccess) return error;

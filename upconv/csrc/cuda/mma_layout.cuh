@@ -14,9 +14,10 @@ namespace upconv {
 
 // --- Configuration ---------------------------------------------------------------------------
 
-constexpr int kMmaFragments = 4;                    // m16 fragments of a warp
-constexpr int kMmaWarpPixels = 16 * kMmaFragments;  // pixels of a warp
-constexpr int kMmaMaxThreads = 256;                 // 255 registers each, one or two blocks
+// A warp has 4 or 2 fragments of 16 pixels (kFragments below). With 2, for layers that mostly wait
+// for memory, twice as many warps share a multiprocessor; their registers hold no input on its way,
+// so that all channels are one slice.
+constexpr int kMmaMaxThreads = 256;
 
 // An operand type: what a slot holds, how many column tiles of 8 a warp has, and how a fragment of
 // pixels meets a fragment of weights.

@@ -19,10 +19,11 @@ constexpr int kMmaChunkWords = 16;  // registers of a thread for input on its wa
 // input = q * in_step + shift. A slot is 16 bytes of shared memory: the channels of one channel
 // block (4 of 32 bits, 8 of 16 bits) at one pixel. Channels are those of one group.
 #define UPCONV_MMA_FIELDS(X)                                                                 \
-  X(operand) /* 0 TF32, 1 BF16, 2 FP16, 3 float32 by three TF32 products */                  \
-  X(warps_m) /* warps along the pixels, 64 of them each */                                   \
-  X(warps_n) /* warps along the columns */                                                   \
-  X(copy)    /* neighbouring pixels of the input that are read at a time: 1, 2 or 4 */       \
+  X(operand)     /* 0 TF32, 1 BF16, 2 FP16, 3 float32 by three TF32 products */              \
+  X(warp_pixels) /* of one warp: 64, or 32 where all channels are one slice */               \
+  X(warps_m)     /* warps along the pixels */                                                \
+  X(warps_n)     /* warps along the columns */                                               \
+  X(copy)        /* neighbouring pixels of the input that are read at a time: 1, 2 or 4 */   \
   X(batch)                                                                                   \
   X(groups)                                                                                  \
   X(in_channels)                                                                             \

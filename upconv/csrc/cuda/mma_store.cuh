@@ -9,7 +9,7 @@
 
 namespace upconv {
 
-template <typename Operand>
+template <typename Operand, int kFragments>
 struct MmaStore {
   using Element = typename Operand::Element;
   static constexpr int kTiles = Operand::kTiles;
@@ -50,7 +50,7 @@ struct MmaStore {
   }
 
   // Sums begin at the bias.
-  __device__ __forceinline__ void begin(float (&d)[kMmaFragments][kTiles][4]) const {
+  __device__ __forceinline__ void begin(float (&d)[kFragments][kTiles][4]) const {
     const int warp_n = threadIdx.x / 32 / p.warps_m, end = MmaColumn::end(p, warp_n);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -59,7 +59,7 @@ struct MmaStore {
       for (int j = 0; j < kTiles; ++j, column.next(p, end)) {
         const float value = shared.bias[min(column.channel, p.chunk - 1)];
 #pragma unroll
-        for (int i = 0; i < kMmaFragments; ++i) d[i][j][h] = d[i][j][2 + h] = value;
+        for (int i = 0; i < kFragments; ++i) d[i][j][h] = d[i][j][2 + h] = value;
       }
     }
   }
@@ -92,18 +92,18 @@ struct MmaStore {
 
   // A lane has 2 columns of each tile for 2 pixels of each fragment. Points past the tile's end lie
   // down behind its last row, where nobody looks.
-  __device__ __forceinline__ void stage(const float (&d)[kMmaFragments][kTiles][4]) const {
+  __device__ __forceinline__ void stage(const float (&d)[kFragments][kTiles][4]) const {
     constexpr int kBytes = static_cast<int>(sizeof(Element));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_m = warp % p.warps_m, warp_n = warp / p.warps_m;
     const int pixels = tile_rows * p.tile_x;
     const int phases = kind.phase_end - kind.phase_begin;
-    uint32_t place[kMmaFragments][2];
+    uint32_t place[kFragments][2];
 #pragma unroll
-    for (int i = 0; i < kMmaFragments; ++i)
+    for (int i = 0; i < kFragments; ++i)
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        const int m = warp_m * kMmaWarpPixels + i * 16 + v * 8 + lane / 4;
+        const int m = warp_m * 16 * kFragments + i * 16 + v * 8 + lane / 4;
         const int row = quotient(m, p.by_tile_x), x = m - row * p.tile_x;
         const int at = m < pixels ? row * p.segment + x * p.out_step_x : tile_rows * p.segment;
         place[i][v] = shared.tile + at * kBytes;
@@ -118,7 +118,7 @@ struct MmaStore {
         const uint32_t to =
             kBytes * (shared.phases[column.phase] + column.channel * p.channel_pitch);
 #pragma unroll
-        for (int i = 0; i < kMmaFragments; ++i) {
+        for (int i = 0; i < kFragments; ++i) {
           Operand::store_two(place[i][0] + to, place[i][1] + to, d[i][j][h], d[i][j][2 + h]);
         }
       }
@@ -202,7 +202,7 @@ struct MmaStore {
     }
   }
 
-  __device__ __forceinline__ void run(const float (&d)[kMmaFragments][kTiles][4]) const {
+  __device__ __forceinline__ void run(const float (&d)[kFragments][kTiles][4]) const {
     list_rows();
     if (kind.prefill) {
       prefill();
