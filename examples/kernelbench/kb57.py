@@ -2654,7 +2654,28 @@ _CUDA_SOURCE = r"""
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_runtime_api.h>
+#include <map>
+#include <mutex>
 #include <type_traits>
+#include <utility>
+
+// ===== csrc/cuda/shared_memory.h =================================================================
+
+// How much shared memory the launches of a kernel may ask for.
+
+namespace upconv {
+
+// Lets a kernel be launched with `bytes` of dynamic shared memory on the current device. What was
+// allowed once stays allowed: set anew for each launch, two threads of the host that launch the
+// same kernel with different sizes would make each other's launch fail.
+cudaError_t allow_shared(const void* kernel, int bytes);
+
+template <typename... Parameters>
+cudaError_t allow_shared(void (*kernel)(Parameters...), int bytes) {
+  return allow_shared(reinterpret_cast<const void*>(kernel), bytes);
+}
+
+}  // namespace upconv
 
 // ===== csrc/cuda/ptx.cuh =========================================================================
 
@@ -6300,8 +6321,7 @@ template <typename Operand, int N, int MB, bool kRows>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   auto kernel = sm90_wgmma_fprop<Operand, N, MB, kRows>;
   const int bytes = shared_bytes(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
   if (p.copy >= kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)
@@ -6583,6 +6603,32 @@ cudaError_t sm90_fprop(const Sm90Params& plan, int multiprocessors, cudaStream_t
   UPCONV_OPERANDS(UPCONV_TRY)
 #undef UPCONV_TRY
   return cudaErrorInvalidConfiguration;
+}
+
+}  // namespace upconv
+
+// ===== csrc/cuda/shared_memory.cu ================================================================
+
+// The most that each kernel has been allowed, by device. In a file of its own, because <map> and
+// <mutex> would cost each of the launchers half a second of the compiler's.
+
+namespace upconv {
+
+constexpr int kAllowedByDefault = 48 * 1024;
+
+cudaError_t allow_shared(const void* kernel, int bytes) {
+  if (bytes <= kAllowedByDefault) return cudaSuccess;
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& most = allowed[{device, kernel}];
+  if (bytes <= most) return cudaSuccess;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) most = bytes;
+  return error;
 }
 
 }  // namespace upconv

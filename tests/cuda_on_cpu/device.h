@@ -164,11 +164,6 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, uint
 inline void cudaGetDriverEntryPointByVersion(const char*, void** found, int, int, int*) {
   *found = reinterpret_cast<void*>(&cuTensorMapEncodeTiled);
 }
-template <typename Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel, int, int bytes) {
-  if (bytes > 227 * 1024) fail("more shared memory than there is");
-  return cudaSuccess;
-}
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 void run_block(int threads, void (*body)(void*), void* argument);

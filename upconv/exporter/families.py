@@ -83,6 +83,7 @@ SM90 = Family(
     sources=(
         "cuda/sm90_{operand}*.cu",
         "cuda/sm90_launch.cu",
+        "cuda/shared_memory.cu",
         "export/sm90_wgmma_fprop.cu",
     ),
     operand_list="UPCONV_OPERANDS",
@@ -99,7 +100,12 @@ MMA = Family(
         "float16": Operand(2, "fp16", "MmaFp16"),
         "float32": Operand(3, "split", "MmaSplit"),
     },
-    sources=("cuda/mma_{operand}.cu", "cuda/mma_launch.cu", "export/mma_fprop.cu"),
+    sources=(
+        "cuda/mma_{operand}.cu",
+        "cuda/mma_launch.cu",
+        "cuda/shared_memory.cu",
+        "export/mma_fprop.cu",
+    ),
     operand_list="UPCONV_OPERANDS",
     about="mma.sync, for groups, three dimensions and GPUs without WGMMA",
 )
@@ -114,7 +120,12 @@ DIRECT = Family(
         "bfloat16": Operand(2, "bfloat16", "__nv_bfloat16"),
         "float16": Operand(3, "float16", "__half"),
     },
-    sources=("cuda/direct_{operand}.cu", "cuda/direct_launch.cu", "export/direct_fprop.cu"),
+    sources=(
+        "cuda/direct_{operand}.cu",
+        "cuda/direct_launch.cu",
+        "cuda/shared_memory.cu",
+        "export/direct_fprop.cu",
+    ),
     operand_list="UPCONV_TYPES",
     about="on the CUDA cores, for few channels a group",
 )

@@ -38,6 +38,7 @@ SOURCES = {
         "cuda/gather_wgrad_*.cu",
         "cuda/gather_launch.cu",
         "cuda/bias_gradient.cu",
+        "cuda/shared_memory.cu",
     ),
     "cuda_fp16": (
         "binding/cuda_types_binding.cpp",
@@ -53,6 +54,7 @@ SOURCES = {
         "cuda/mma_launch.cu",
         "cuda/gather_igrad_launch.cu",
         "cuda/gather_launch.cu",
+        "cuda/shared_memory.cu",
     ),
     "cuda_strict": (
         "binding/cuda_types_binding.cpp",
@@ -63,6 +65,7 @@ SOURCES = {
         "cuda/sm90_launch.cu",
         "cuda/sm90_patch.cu",
         "cuda/mma_launch.cu",
+        "cuda/shared_memory.cu",
     ),
 }
 """What is compiled, as patterns below csrc. File stems must differ: they name the objects."""

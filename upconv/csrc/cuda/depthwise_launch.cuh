@@ -5,6 +5,7 @@
 #include "depthwise_igrad.cuh"
 #include "depthwise_launch.h"
 #include "depthwise_wgrad.cuh"
+#include "shared_memory.h"
 
 namespace upconv {
 
@@ -16,11 +17,8 @@ namespace upconv {
 
 template <typename Kernel>
 cudaError_t launch_depthwise(Kernel kernel, const DepthwiseParams& p, cudaStream_t stream) {
-  if (p.shared_bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = allow_shared(kernel, p.shared_bytes);
+  if (error != cudaSuccess) return error;
   kernel<<<p.blocks, p.threads, p.shared_bytes, stream>>>(p);
   return cudaGetLastError();
 }

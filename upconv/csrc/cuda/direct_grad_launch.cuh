@@ -6,6 +6,7 @@
 #include "direct_grad_launch.h"
 #include "direct_igrad.cuh"
 #include "direct_wgrad.cuh"
+#include "shared_memory.h"
 
 namespace upconv {
 
@@ -21,11 +22,8 @@ template <typename Kernel>
 cudaError_t launch_direct_grad(Kernel kernel, unsigned blocks, int warp_bytes,
                                const DirectGradParams& p, cudaStream_t stream) {
   const int bytes = p.warps * warp_bytes;
-  if (bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = allow_shared(kernel, bytes);
+  if (error != cudaSuccess) return error;
   kernel<<<blocks, 32 * p.warps, bytes, stream>>>(p);
   return cudaGetLastError();
 }

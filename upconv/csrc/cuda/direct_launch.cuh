@@ -5,6 +5,7 @@
 
 #include "direct_fprop.cuh"
 #include "direct_launch.h"
+#include "shared_memory.h"
 
 namespace upconv {
 
@@ -18,11 +19,8 @@ namespace upconv {
 template <typename T, int kRows, int kPoints, bool kTwoSteps = false>
 cudaError_t launch_direct(const DirectParams& p, cudaStream_t stream) {
   auto kernel = direct::direct_fprop_kernel<T, kRows, kPoints, kTwoSteps>;
-  if (p.shared_bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = allow_shared(kernel, p.shared_bytes);
+  if (error != cudaSuccess) return error;
   const unsigned blocks = static_cast<unsigned>(p.groups) * p.row_blocks * p.blocks;
   kernel<<<blocks, p.threads, p.shared_bytes, stream>>>(p);
   return cudaGetLastError();

@@ -5,14 +5,14 @@
 
 #include "mma_fprop.cuh"
 #include "mma_launch.h"
+#include "shared_memory.h"
 
 namespace upconv {
 
 template <typename Operand>
 cudaError_t launch_mma(const MmaParams& p, cudaStream_t stream) {
   auto kernel = p.warp_pixels == 64 ? mma_fprop_kernel<Operand, 4> : mma_fprop_kernel<Operand, 2>;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
+  cudaError_t error = allow_shared(kernel, p.shared_bytes);
   if (error != cudaSuccess) return error;
   const int tiles = p.tiles_o * p.tiles_z * p.tiles_y * p.tiles_x;
   const int blocks = tiles * p.groups * p.chunks * p.kinds;

@@ -5,6 +5,7 @@
 
 #include "overlap_fprop.cuh"
 #include "overlap_launch.h"
+#include "shared_memory.h"
 #include "tensor_map.h"
 
 namespace upconv {
@@ -51,7 +52,7 @@ cudaError_t launch_overlap(const OverlapParams& p, cudaStream_t stream) {
   OverlapBoxes boxes;
   cudaError_t error = kBoxes ? describe_boxes<Operand>(p, &boxes) : cudaSuccess;
   if (error != cudaSuccess) return error;
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.shared_bytes);
+  error = allow_shared(kernel, p.shared_bytes);
   if (error != cudaSuccess) return error;
   kernel<<<p.shares * p.groups, 32 * p.warps, p.shared_bytes, stream>>>(p, boxes);
   return cudaGetLastError();

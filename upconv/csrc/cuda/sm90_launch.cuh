@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "shared_memory.h"
 #include "sm90_fill.cuh"
 #include "sm90_launch.h"
 #include "sm90_wgmma_fprop.cuh"
@@ -68,8 +69,7 @@ template <typename Operand, int N, int MB, bool kRows>
 cudaError_t launch_tile(const Sm90Params& p, int blocks, cudaStream_t stream) {
   auto kernel = sm90_wgmma_fprop<Operand, N, MB, kRows>;
   const int bytes = shared_bytes(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
   if (p.copy >= kCopyBoxes && (error = describe_boxes<Operand>(p, &map)) != cudaSuccess)

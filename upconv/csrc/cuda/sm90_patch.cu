@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "operands.h"
+#include "shared_memory.h"
 #include "sm90_patch_launch.h"
 #include "tensor_map.h"
 
@@ -138,8 +139,7 @@ cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t 
   const int staged =
       Way::kStaged ? StagedPart::bytes(p, static_cast<int>(sizeof(typename Way::Element))) : 0;
   const int bytes = shared_bytes(p, Way::kBytes) + staged, units = unit_count<Way>(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap whole{}, rest{};
   error = describe(Way{p}, &whole, &rest);

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "operands.h"
+#include "shared_memory.h"
 #include "sm90_phases_launch.h"
 #include "sm90_phases_pack.cuh"
 #include "tensor_map.h"
@@ -47,8 +48,7 @@ template <typename Way>
 cudaError_t launch_tile(const PhasesParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_phases<Way>;
   const int bytes = shared_bytes(p), units = p.shape.units;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
   error = describe<Way>(p, &map);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "operands.h"
+#include "shared_memory.h"
 #include "sm90_walk_launch.h"
 #include "sm90_walk_pack.cuh"
 #include "tensor_map.h"
@@ -56,8 +57,7 @@ template <typename Consumer>
 cudaError_t launch_tile(const WalkParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_walk<Consumer>;
   const int bytes = shared_bytes(p), units = p.shape.units;
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap map{};
   error = describe<typename Consumer::Operand>(p, &map);

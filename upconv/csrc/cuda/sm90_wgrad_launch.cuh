@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include "shared_memory.h"
 #include "sm90_wgmma_wgrad.cuh"
 #include "sm90_wgrad_launch.h"
 #include "tensor_map.h"
@@ -93,8 +94,7 @@ cudaError_t launch_wgrad_form(const WgradParams& p, cudaStream_t stream) {
   const int bytes = wgrad::shared_bytes(p), blocks = wgrad_blocks(p);
   const int add_blocks = wgrad::add_blocks(p), add_bytes = wgrad::add_bytes(p);
   const int add_threads = wgrad::add_threads(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap gy{}, x{};
   if (wgrad::boxes(p) && (error = describe_boxes(p, &gy)) != cudaSuccess) return error;

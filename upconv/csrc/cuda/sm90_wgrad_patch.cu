@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "shared_memory.h"
 #include "sm90_wgrad_boxes.h"
 #include "sm90_wgrad_patch_launch.h"
 
@@ -18,8 +19,7 @@ template <typename Operand, int N>
 cudaError_t launch_wgrad_tile(const PatchWgradParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_wgrad_patch<Operand, N>;
   const int bytes = shared_bytes(p), units = unit_count(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap gy{}, exact{}, x{};
   const int size[] = {p.in_w * kRowTaps, p.in_h * p.step_y, p.in_d * p.step_z, p.out_channels,

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "shared_memory.h"
 #include "sm90_wgrad_boxes.h"
 #include "sm90_wgrad_phases_launch.h"
 
@@ -47,8 +48,7 @@ cudaError_t launch_way(const PhasesWgradParams& p, const CUtensorMap& gy, int mu
   using Operand = typename Way::Operand;
   auto kernel = sm90_wgrad_phases<Way, N>;
   const int bytes = kHeader + p.stages * (input_bytes(p) + Way::kBytes), units = unit_count(p);
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap x{};
   if (p.runs == 0) {
