@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from upconv import cli, env
+from upconv.planner import DIRECTIONS
+from upconv.planner.plan import KERNELS, PROVEN
 from upconv.tables import markdown, read_results
 
 ROOT = Path(__file__).parent.parent
@@ -158,3 +160,23 @@ def test_the_five_line_example_runs() -> None:
         [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_list_of_kernels_is_whole() -> None:
+    """Every kernel with its source and its planner module, and what is on trial as such."""
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    entry = re.compile(r"^- \*\*`(\w+)`\*\* \(`([\w.]+)`,\s+`planner\.(\w+)`[^)]*\)([^:]*):", re.M)
+    entries = entry.findall(text)
+    assert sorted(name for name, *_ in entries) == sorted(KERNELS)
+    for name, source, planner, trial in entries:
+        assert (ROOT / "upconv/planner" / f"{planner}.py").exists(), planner
+        assert any((ROOT / "upconv/csrc" / folder / source).exists() for folder in ("cpu", "cuda"))
+        proven = any((name, direction) in PROVEN for direction in DIRECTIONS)
+        assert name == "cpu_fprop" or proven == ("on trial" not in trial), name
+
+
+def test_the_index_of_notes_is_whole() -> None:
+    notes = ROOT / "docs" / "notes"
+    text = (notes / "README.md").read_text()
+    missing = [file.name for file in notes.glob("2*.md") if f"]({file.name})" not in text]
+    assert not missing, "enter them under their subject"
