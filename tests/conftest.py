@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -22,6 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         share_cores(config.workerinput["workercount"])
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a shell:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # children would ignore Ctrl-C
     for name in [name for name in os.environ if name.startswith("UPCONV_")]:
         del os.environ[name]
     kept = config.getoption("--build-cache")

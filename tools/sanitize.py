@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -263,7 +264,7 @@ def staged_sweep() -> None:
 
 
 def mma_sweep() -> None:
-    """Ten tilings of each layer in each direction, half of them on trial."""
+    """Five tilings of each form for each layer in each direction; two of three are on trial."""
     for batch, cin, cout, size, kernel, s, p, groups, d, dtype in MMA_SWEEP:
         operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
         sizes = (batch, cin, cout, size, kernel, s, p, 0, d, groups)
@@ -287,8 +288,9 @@ def mma_sweep() -> None:
 def some_mma_plans(problem: Problem) -> Iterator[tuple[int, ...]]:
     hardware = plans.cuda_hardware(0)
     every = list(mma_tiling.tilings(mma.works(problem), hardware, on_trial=True))
-    for pixels in mma_tiling.WARP_PIXELS:
-        these = [t for t in every if t.warp_pixels == pixels and mma_tiling.fits(t, hardware)]
+    for form in product(mma_tiling.WARP_PIXELS, (False, True)):
+        these = [t for t in every if (t.warp_pixels, t.layout.sheet) == form]
+        these = [t for t in these if mma_tiling.fits(t, hardware)]
         for tiling in these[:: max(len(these) // 5, 1)]:
             yield mma.record(tiling.work, tiling)
 

@@ -45,6 +45,7 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
   if (p.warp_pixels != 64 && (p.warp_pixels != 32 || p.slices != 1)) return false;
+  if (p.sheet && (p.warp_pixels != 32 || p.operand == 3 || p.tile_o != 1)) return false;
   const struct {
     int divisor;
     MmaDivisor* by;
