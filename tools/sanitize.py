@@ -1,12 +1,13 @@
 """A small sweep of the GPU kernels for compute-sanitizer:
 
 compute-sanitizer --tool memcheck  python -m tools.sanitize
-compute-sanitizer --tool racecheck python -m tools.sanitize
+compute-sanitizer --tool racecheck python -m tools.sanitize [SWEEP ...]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -385,24 +386,34 @@ def forward_sweep() -> None:
         print("clean", batch, cin, cout, size, kernel, s, dtype)
 
 
-def main() -> None:
-    direct_sweep()
-    for precision in ("tf32", "ieee"):
-        torch.backends.cudnn.conv.fp32_precision = precision
-        direct_gradient_sweep()
-        overlap_sweep()
-        mma_sweep()
-        forward_sweep()
-    strict_patch_sweep()
-    torch.backends.cudnn.conv.fp32_precision = "tf32"
-    gradient_sweep()
-    patch_sweep()
-    phases_sweep()
-    walk_sweep()
-    staged_sweep()
-    depthwise_sweep()
-    bias_sweep()
+TF32, BOTH = ("tf32",), ("tf32", "ieee")
+SWEEPS = {
+    "forward": (forward_sweep, BOTH),
+    "gradients": (gradient_sweep, TF32),
+    "direct": (direct_sweep, TF32),
+    "few-channels": (direct_gradient_sweep, BOTH),
+    "few-outputs": (overlap_sweep, BOTH),
+    "mma": (mma_sweep, BOTH),
+    "patches": (patch_sweep, TF32),
+    "strict-patches": (strict_patch_sweep, ("ieee",)),
+    "phases": (phases_sweep, TF32),
+    "walks": (walk_sweep, TF32),
+    "writers": (staged_sweep, TF32),
+    "depthwise": (depthwise_sweep, TF32),
+    "bias": (bias_sweep, TF32),
+}
+"""By name, with the precisions of float32 under which each runs."""
+
+
+def main(names: Sequence[str]) -> None:
+    for name in names or SWEEPS:
+        if name not in SWEEPS:
+            sys.exit(f"{name} is no sweep; there are {', '.join(SWEEPS)}")
+        sweep, precisions = SWEEPS[name]
+        for precision in precisions:
+            torch.backends.cudnn.conv.fp32_precision = precision  # type: ignore[attr-defined]
+            sweep()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
