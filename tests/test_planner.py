@@ -203,3 +203,27 @@ def test_a_kernel_on_trial_serves_only_when_it_is_asked_for(
     (reason,) = [refusal.reason for refusal in plan.refused if refusal.kernel == kernel]
     assert f"UPCONV_FORCE_KERNEL={kernel}" in reason
     assert make_plan(problem, machine, kernel).kernel == kernel
+
+
+def lines_run(problem: Problem) -> int:
+    """Lines of Python that a plan takes."""
+    count = 0
+
+    def trace(frame, event, argument):
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        make_plan.__wrapped__(problem, H200)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_work_grows_with_taps_and_strides_and_not_with_their_product(dtype: str) -> None:
+    small, large = (Problem.of(1, 1, 1, (50,), n, n, dtype=dtype) for n in (200, 800))
+    assert lines_run(large) < 6 * lines_run(small)

@@ -56,6 +56,11 @@ def output_size(
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
 
+def first_of_tap(k: int, stride: int, padding: int, dilation: int) -> int:
+    """The first output of the phase that tap `k` belongs to."""
+    return (k * dilation - padding) % stride
+
+
 def phases(
     size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int
 ) -> tuple[Phase, ...]:
@@ -67,7 +72,7 @@ def phases(
     out = output_size(size, kernel, stride, padding, output_padding, dilation)
     taps: dict[int, list[Tap]] = {}
     for k in range(kernel):
-        first = (k * dilation - padding) % stride
+        first = first_of_tap(k, stride, padding, dilation)
         shift = (first + padding - k * dilation) // stride
         if first < out and shift < size and shift + _count(first, out, stride) > 0:
             taps.setdefault(first, []).append(Tap(k, shift))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .geometry import Tap, output_size
+from .geometry import Tap, first_of_tap, output_size
 from .problem import Problem
 
 
@@ -35,11 +35,13 @@ class Lattice:
         size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
         out = output_size(size, kernel, stride, padding, extra, dilation)
         firsts = tuple(range(min(stride, out)))
-        taps = []
-        for first in firsts:
-            reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
-            taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-        return Lattice(1, stride, out, firsts, tuple(taps), (1, padding, stride, dilation))
+        taps: list[list[Tap]] = [[] for _ in firsts]
+        for k in range(kernel):
+            first = first_of_tap(k, stride, padding, dilation)
+            if first < len(firsts):
+                taps[first].append(Tap(k, (first + padding - k * dilation) // stride))
+        rule = (1, padding, stride, dilation)
+        return Lattice(1, stride, out, firsts, tuple(map(tuple, taps)), rule)
 
     @staticmethod
     def of_input_gradient(problem: Problem, dimension: int) -> Lattice:
