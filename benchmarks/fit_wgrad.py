@@ -31,7 +31,7 @@ from upconv.cases import CASES
 from upconv.planner import H200, Problem
 from upconv.planner import sm90_wgrad_cost as cost
 from upconv.planner.sm90_cost import CLOCK_MHZ
-from upconv.planner.sm90_wgrad import KERNEL, Option, blocks_of, flat, options, record
+from upconv.planner.sm90_wgrad import KERNEL, Option, blocks_of, options, record
 from upconv.planner.sm90_wgrad_chunks import Chunk, jobs_of
 from upconv.planner.sm90_wgrad_jobs import Form
 from upconv.stopwatch import GpuClock
@@ -60,7 +60,7 @@ def plan_of(row: dict[str, Any]) -> tuple[Form, Chunk]:
 
 def blocks(row: dict[str, Any]) -> cost.Blocks:
     """The blocks of a measured plan."""
-    problem, (form, chunk) = flat(layer_of(row)), plan_of(row)
+    problem, (form, chunk) = layer_of(row).in_three(), plan_of(row)
     return blocks_of(problem, form, jobs_of(problem, form, chunk.boxes), chunk, H200)
 
 
@@ -88,7 +88,7 @@ class Measure:
 
     def __init__(self, layer: Problem) -> None:
         dtype = getattr(torch, layer.dtype)
-        self.problem = flat(layer)
+        self.problem = layer.in_three()
         self.x = torch.randn(layer.batch, layer.in_channels, *layer.in_size, device="cuda")
         self.gy = torch.randn(layer.batch, layer.out_channels, *layer.out_size, device="cuda")
         self.x, self.gy = self.x.to(dtype), self.gy.to(dtype)

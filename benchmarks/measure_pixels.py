@@ -42,7 +42,6 @@ from upconv.planner import (
     sm90_wgrad,
 )
 from upconv.planner.sm90_walk_layer import layers
-from upconv.planner.sm90_wgrad import flat
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel
@@ -202,9 +201,9 @@ def tilings(planner: ModuleType, problem: Problem, hardware: Hardware) -> Iterat
     if planner is sm90_walk:
         return sm90_walk.tilings(problem, hardware)
     if planner in (sm90_phases, sm90_patch):
-        trial: Iterator[Any] = planner.tilings(flat(problem), hardware, on_trial=True)
+        trial: Iterator[Any] = planner.tilings(problem.in_three(), hardware, on_trial=True)
         return trial
-    found: Iterator[Any] = planner.tilings(flat(problem), hardware)
+    found: Iterator[Any] = planner.tilings(problem.in_three(), hardware)
     return found
 
 

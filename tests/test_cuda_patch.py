@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import upconv
 from upconv import ops, plans
 from upconv.planner import H200, Problem, make_plan, sm90_patch, sm90_patch_wgrad
-from upconv.planner.sm90_wgrad import flat
 
 pytestmark = pytest.mark.gpu
 
@@ -145,7 +144,7 @@ def wide_problems(draw: st.DrawFn) -> Problem:
 @settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(wide_problems(), st.integers(0, 2**31))
 def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
-    found = sm90_patch.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
+    found = sm90_patch.tilings(problem.in_three(), plans.cuda_hardware(0), on_trial=True)
     records = map(sm90_patch.record, found)
     limit = LIMIT[getattr(torch, problem.dtype)]
     check_tilings(problem, sm90_patch.KERNEL, records, seed, limit)

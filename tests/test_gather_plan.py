@@ -17,7 +17,7 @@ from upconv.configurations import draw
 from upconv.planner import H200, Candidate, Problem, Refusal, gather, make_plan
 from upconv.planner import gather_igrad as igrad
 from upconv.planner import gather_wgrad as wgrad
-from upconv.planner.gather import three
+from upconv.planner.problem import three
 
 BY_NAME = {case.name: case for case in CASES}
 FSRCNN = BY_NAME["fsrcnn"].problem(bias=False, tf32=True)

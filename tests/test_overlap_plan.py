@@ -25,7 +25,7 @@ from upconv.planner import (
     overlap,
     overlap_columns,
 )
-from upconv.planner.gather import three
+from upconv.planner.problem import three
 
 FSRCNN = next(case for case in CASES if case.name == "fsrcnn").problem(tf32=True)
 

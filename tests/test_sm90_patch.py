@@ -21,7 +21,6 @@ from sm90_references import expected, expected_grad_input
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
 from upconv.planner.sm90_tiling import OPERANDS
-from upconv.planner.sm90_wgrad import flat
 
 DIRECTIONS = ("forward", "grad_input")
 
@@ -37,7 +36,7 @@ def layer(size: tuple[int, ...], kernel: int | tuple[int, ...], **rest: object) 
 
 
 def test_the_fields_are_those_of_the_header() -> None:
-    tiling = next(sm90_patch.tilings(flat(layer((8, 8), 2)), H200))
+    tiling = next(sm90_patch.tilings(layer((8, 8), 2).in_three(), H200))
     assert list(sm90_patch.fields(tiling)) == ParamsHeader("sm90_patch_params.h").fields()
 
 
@@ -149,7 +148,7 @@ def test_short_rows_share_a_part(size: tuple[int, int]) -> None:
 
 def test_a_stage_of_short_rows_has_16_channels_and_all_taps_of_a_slice() -> None:
     problem = layer((4, 6, 14), 2, out_channels=41, dtype="bfloat16", direction="grad_input")
-    assert sm90_patch.depth(problem) == sm90_patch.depth(flat(problem)) == 3 * 2
+    assert sm90_patch.depth(problem) == sm90_patch.depth(problem.in_three()) == 3 * 2
 
 
 def test_boxes_of_paired_channels_fit_into_shared_memory() -> None:
@@ -178,7 +177,7 @@ def test_explain_tells_the_form(problem: Problem, words: str) -> None:
 def test_weights_stay_where_they_fit() -> None:
     answers = {}
     for channels in (128, 1024):
-        problem = flat(Problem.of(16, channels, 64, (64, 64), 2, 2, tf32=True))
+        problem = Problem.of(16, channels, 64, (64, 64), 2, 2, tf32=True).in_three()
         best = min(sm90_patch.tilings(problem, H200), key=lambda tiling: tiling.microseconds(H200))
         answers[channels] = best.resident
         assert best.weight_stages * best.n * 128 + best.box_stages * 2**14 <= 224 * 1024
@@ -199,7 +198,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def tilings(problem: Problem) -> list[sm90_patch.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_patch.refusal(problem, hardware) is None
-    return list(sm90_patch.tilings(flat(problem), hardware, on_trial=True))
+    return list(sm90_patch.tilings(problem.in_three(), hardware, on_trial=True))
 
 
 @st.composite

@@ -19,7 +19,6 @@ from params_header import CUDA, ParamsHeader
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch_wgrad
 from upconv.planner.sm90_tiling import OPERANDS
-from upconv.planner.sm90_wgrad import flat
 
 MULTIPROCESSORS = 3
 
@@ -35,7 +34,7 @@ def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 2, **rest: obje
 
 
 def test_the_fields_are_those_of_the_header() -> None:
-    tiling = next(sm90_patch_wgrad.tilings(flat(layer((8, 8))), H200))
+    tiling = next(sm90_patch_wgrad.tilings(layer((8, 8)).in_three(), H200))
     header = ParamsHeader("sm90_wgrad_patch_params.h")
     assert list(sm90_patch_wgrad.fields(tiling)) == header.fields()
 
@@ -85,7 +84,7 @@ def test_the_workspace_is_bounded(batch: int) -> None:
         answer = sm90_patch_wgrad.consider(problem, H200)
         assert isinstance(answer, Candidate)
         best = min(
-            sm90_patch_wgrad.tilings(flat(problem), H200),
+            sm90_patch_wgrad.tilings(problem.in_three(), H200),
             key=lambda tiling: tiling.microseconds(H200),
         )
         assert best.units <= max(best.jobs, 2 * H200.multiprocessors)
@@ -110,7 +109,7 @@ def check(library: ctypes.CDLL, tiling: sm90_patch_wgrad.Tiling, problem: Proble
 def tilings(problem: Problem) -> list[sm90_patch_wgrad.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_patch_wgrad.refusal(problem, hardware) is None
-    return list(sm90_patch_wgrad.tilings(flat(problem), hardware))
+    return list(sm90_patch_wgrad.tilings(problem.in_three(), hardware))
 
 
 @st.composite

@@ -30,7 +30,6 @@ from upconv.planner import (
     sm90_wgrad,
 )
 from upconv.planner.sm90_tiling import OPERANDS
-from upconv.planner.sm90_wgrad import flat
 
 DIRECTIONS = ("forward", "grad_input")
 
@@ -53,7 +52,7 @@ def layer(
 
 
 def test_the_fields_are_those_of_the_header() -> None:
-    tiling = next(sm90_phases.tilings(flat(layer((8, 8))), H200))
+    tiling = next(sm90_phases.tilings(layer((8, 8)).in_three(), H200))
     assert list(sm90_phases.fields(tiling)) == ParamsHeader("sm90_phases_params.h").fields()
 
 
@@ -162,7 +161,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def tilings(problem: Problem) -> list[sm90_phases.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_phases.refusal(problem, hardware) is None
-    return list(sm90_phases.tilings(flat(problem), hardware, on_trial=True))
+    return list(sm90_phases.tilings(problem.in_three(), hardware, on_trial=True))
 
 
 @st.composite

@@ -20,7 +20,6 @@ from strategies import unaligned_planes
 
 from upconv.planner import H200, Problem, Refusal, make_plan, sm90_phases_wgrad
 from upconv.planner.sm90_tiling import OPERANDS
-from upconv.planner.sm90_wgrad import flat
 
 SMALL = replace(H200, multiprocessors=3)
 
@@ -41,7 +40,7 @@ def layer(size: tuple[int, ...], kernel: int | tuple[int, ...] = 4, **rest: obje
 
 
 def test_the_fields_are_those_of_the_header() -> None:
-    tiling = next(sm90_phases_wgrad.tilings(flat(layer((8, 8))), H200))
+    tiling = next(sm90_phases_wgrad.tilings(layer((8, 8)).in_three(), H200))
     header = ParamsHeader("sm90_wgrad_phases_params.h")
     assert list(sm90_phases_wgrad.fields(tiling)) == header.fields()
 
@@ -141,7 +140,7 @@ def test_the_bias_comes_along_where_some_rows_meet_each_number_once() -> None:
 @pytest.mark.parametrize("channels", [64, 1024])
 def test_the_workspace_is_bounded(batch: int, channels: int) -> None:
     """Two thread blocks' sums for each multiprocessor, or those of every job once."""
-    problem = flat(layer((64, 64), batch=batch, in_channels=channels, out_channels=channels))
+    problem = layer((64, 64), batch=batch, in_channels=channels, out_channels=channels).in_three()
     tilings = sm90_phases_wgrad.tilings(problem, H200)
     best = min(tilings, key=lambda tiling: tiling.microseconds(H200))
     assert best.units <= max(best.jobs, 2 * H200.multiprocessors)
@@ -167,7 +166,7 @@ def check(library: ctypes.CDLL, tiling: sm90_phases_wgrad.Tiling, problem: Probl
 
 def tilings(problem: Problem) -> list[sm90_phases_wgrad.Tiling]:
     assert sm90_phases_wgrad.refusal(problem, SMALL) is None
-    return list(sm90_phases_wgrad.tilings(flat(problem), SMALL))
+    return list(sm90_phases_wgrad.tilings(problem.in_three(), SMALL))
 
 
 @st.composite

@@ -171,8 +171,8 @@ def test_the_workspace_is_bounded_and_stated() -> None:
 
 def test_both_sides_list_the_same_fields_and_forms() -> None:
     problem = Problem.of(2, 16, 16, (9, 9), 3, tf32=True, direction="grad_weight")
-    plan = next(sm90_wgrad.options(sm90_wgrad.flat(problem), H200))
-    names = list(sm90_wgrad.fields(sm90_wgrad.flat(problem), *plan))
+    plan = next(sm90_wgrad.options(problem.in_three(), H200))
+    names = list(sm90_wgrad.fields(problem.in_three(), *plan))
     assert names == emulator.header_fields()
     text = (CUDA / "sm90_wgrad_launch.cuh").read_text()
     macro = text[text.index("#define UPCONV_WGRAD_FORMS") : text.index("template <typename")]

@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from upconv.planner import H200, Problem, sm90_patch, sm90_phases
-from upconv.planner.sm90_wgrad import flat
 
 
 def layer(kernel: int | tuple[int, ...], *steps: object, **rest: object) -> Problem:
@@ -37,7 +36,9 @@ CASES = {
 def test_writers_are_on_trial(planner: ModuleType, problem: Problem, there: bool) -> None:
     """The planner has no such tiling; measurements and tests have."""
     assert planner.refusal(problem, H200) is None
-    usual, every = (list(planner.tilings(flat(problem), H200, trial)) for trial in (False, True))
+    usual, every = (
+        list(planner.tilings(problem.in_three(), H200, trial)) for trial in (False, True)
+    )
     assert usual
     assert not any(tiling.stage_pieces for tiling in usual)
     assert any(tiling.stage_pieces for tiling in every) == there
@@ -48,7 +49,7 @@ def test_writers_are_on_trial(planner: ModuleType, problem: Problem, there: bool
     "problem", [layer(2, 2), layer(2, 2, size=(14, 14), dtype="bfloat16")], ids=str
 )
 def test_patches_fit_into_shared_memory(problem: Problem) -> None:
-    for tiling in sm90_patch.tilings(flat(problem), H200, on_trial=True):
+    for tiling in sm90_patch.tilings(problem.in_three(), H200, on_trial=True):
         taken = tiling.weight_stages * tiling.n * 32 * sm90_patch.steps(problem)
         taken += 2 * tiling.box_stages * sm90_patch.box_bytes(problem)
         if tiling.stage_pieces:

@@ -116,7 +116,7 @@ def any_plan(
     With `boxes` one in which the TMA brings grad_output, with `bias` one that adds it up as well,
     with `odd` one for rows that begin anywhere.
     """
-    deep = sm90_wgrad.flat(problem)
+    deep = problem.in_three()
     plans = list(sm90_wgrad.options(deep, replace(H200, multiprocessors=multiprocessors)))
     plans = [plan for plan in plans if plan[2].boxes or not boxes]
     plans = [plan for plan in plans if plan[0].odd or not odd]

@@ -35,7 +35,6 @@ from upconv.planner import (
     sm90_walk,
     sm90_wgrad,
 )
-from upconv.planner.sm90_wgrad import flat
 
 # batch, in, out, size, kernel, stride, padding, output padding, dilation, channels_last, dtype
 SWEEP = [
@@ -254,7 +253,7 @@ def staged_sweep() -> None:
             operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
             sizes = (batch, cin, cout, size, kernel, *steps)
             problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=True)
-            tilings = planner.tilings(flat(problem), plans.cuda_hardware(0), on_trial=True)
+            tilings = planner.tilings(problem.in_three(), plans.cuda_hardware(0), on_trial=True)
             staged = [planner.record(each) for each in tilings if each.stage_pieces][::5]
             for _ in with_each(planner.KERNEL, staged):
                 with torch.no_grad():

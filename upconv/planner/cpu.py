@@ -7,7 +7,7 @@ core with AVX-512 at 2.8 GHz (CYCLES_PER_MICROSECOND); another clock moves both 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil, prod
@@ -16,7 +16,7 @@ from . import cpu_aten
 from .candidate import Candidate, Refusal
 from .cpu_aten import CYCLES_PER_MICROSECOND, RECYCLED_BYTES
 from .geometry import Phase, halo, phases
-from .problem import Hardware, Problem
+from .problem import Hardware, Problem, three
 
 KERNEL = "cpu_fprop"
 
@@ -58,12 +58,6 @@ FLOPS_PER_THREAD, OUTPUTS_PER_THREAD = 2e6, 2e4
 
 Triple = tuple[int, int, int]
 Phases = tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]
-
-
-def _triple(values: Sequence[int], fill: int) -> Triple:
-    """Leading dimensions of size 1 make every problem three-dimensional."""
-    padded = (fill,) * (3 - len(values)) + tuple(values)
-    return padded[0], padded[1], padded[2]
 
 
 @dataclass(frozen=True)
@@ -113,16 +107,16 @@ def _buffer(layout_phases: Phases, pitch: Triple, tile: int, line: int) -> int:
 
 
 def _lay_out(problem: Problem, threads: int) -> Layout:
-    in_size = _triple(problem.in_size, 1)
+    in_size = three(problem.in_size, 1)
     dims = [
         phases(*dimension)
         for dimension in zip(
             in_size,
-            _triple(problem.kernel, 1),
-            _triple(problem.stride, 1),
-            _triple(problem.padding, 0),
-            _triple(problem.output_padding, 0),
-            _triple(problem.dilation, 1),
+            three(problem.kernel, 1),
+            three(problem.stride, 1),
+            three(problem.padding, 0),
+            three(problem.output_padding, 0),
+            three(problem.dilation, 1),
             strict=True,
         )
     ]
@@ -180,9 +174,9 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
         layout.chunk,
         layout.threads,
         *layout.in_size,
-        *_triple(problem.out_size, 1),
-        *_triple(problem.kernel, 1),
-        *_triple(problem.stride, 1),
+        *three(problem.out_size, 1),
+        *three(problem.kernel, 1),
+        *three(problem.stride, 1),
         *layout.pitch,
         *_phase_lists(layout.phases),
     )
@@ -284,7 +278,7 @@ class Cost:
         # Rows are cut at the ends of strips as well.
         row_phases = phase_count / len(layout.phases[2])
         pieces = flat / layout.pitch[2] + flat * element / STRIP_BYTES
-        stride = _triple(problem.stride, 1)[2]
+        stride = three(problem.stride, 1)[2]
         weave = 3.0 if stride == 1 else 2.0 + 1.5 * stride
         piece = PIECE_CYCLES["copied" if stride == 1 else "woven"]
         stored = cout * phase_count * vectors * weave

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm, prod
 
-from .problem import Hardware, Problem
+from .problem import Hardware, Problem, three
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 OLDEST = (8, 0)
@@ -47,35 +47,31 @@ class Layer:
     def channels(self) -> int:
         return self.problem.in_channels
 
-    def _three(self, values: tuple[int, ...], absent: int) -> tuple[int, int, int]:
-        z, y, x = (absent,) * (3 - len(values)) + values
-        return z, y, x
-
     @cached_property
     def in_size(self) -> tuple[int, int, int]:
-        z, y, x = self._three(self.problem.in_size, 1)
+        z, y, x = three(self.problem.in_size, 1)
         return z, self.problem.batch if self.folded else y, x
 
     @cached_property
     def out_size(self) -> tuple[int, int, int]:
-        z, y, x = self._three(self.problem.out_size, 1)
+        z, y, x = three(self.problem.out_size, 1)
         return z, self.problem.batch if self.folded else y, x
 
     @cached_property
     def kernel(self) -> tuple[int, int, int]:
-        return self._three(self.problem.kernel, 1)
+        return three(self.problem.kernel, 1)
 
     @cached_property
     def stride(self) -> tuple[int, int, int]:
-        return self._three(self.problem.stride, 1)
+        return three(self.problem.stride, 1)
 
     @cached_property
     def padding(self) -> tuple[int, int, int]:
-        return self._three(self.problem.padding, 0)
+        return three(self.problem.padding, 0)
 
     @cached_property
     def dilation_z(self) -> int:
-        return self._three(self.problem.dilation, 1)[0]
+        return three(self.problem.dilation, 1)[0]
 
     @property
     def reach_y(self) -> int:

@@ -50,7 +50,7 @@ class Axis:
         if count != lattice.out_step:
             return 0
         shifts = Counter(tap.shift for taps in lattice.taps for tap in taps)
-        costs = []
+        costs: list[tuple[int, int, int]] = []
         for turn in (0, *range(count - 1, 0, -1)):
             if turn:
                 for tap in lattice.taps[turn]:

@@ -16,7 +16,7 @@ from math import ceil, prod
 
 from .candidate import Candidate, Refusal
 from .direct import OLDEST, TYPES
-from .problem import ELEMENT_BYTES, Hardware, Problem
+from .problem import ELEMENT_BYTES, Hardware, Problem, three
 
 KERNEL = "direct_wgrad"
 
@@ -301,10 +301,9 @@ def shared(
 def scalar_fields(division: Division) -> dict[str, int]:
     """The scalars of csrc/cuda/direct_grad_params.h by name, in its order."""
     problem = division.problem
-    missing = 3 - problem.ndim
 
-    def three(name: str, names: str, values: tuple[int, ...], absent: int) -> dict[str, int]:
-        full = (absent,) * missing + values
+    def each(name: str, names: str, values: tuple[int, ...], absent: int) -> dict[str, int]:
+        full = three(values, absent)
         return {f"{name}_{n}": value for n, value in zip(names, full, strict=True)}
 
     return {
@@ -316,12 +315,12 @@ def scalar_fields(division: Division) -> dict[str, int]:
         "groups": problem.groups,
         "in_channels": problem.in_channels // problem.groups,
         "out_channels": problem.out_channels // problem.groups,
-        **three("in", "dhw", problem.in_size, 1),
-        **three("out", "dhw", problem.out_size, 1),
-        **three("kernel", "zyx", problem.kernel, 1),
-        **three("stride", "zyx", problem.stride, 1),
-        **three("padding", "zyx", problem.padding, 0),
-        **three("dilation", "zyx", problem.dilation, 1),
+        **each("in", "dhw", problem.in_size, 1),
+        **each("out", "dhw", problem.out_size, 1),
+        **each("kernel", "zyx", problem.kernel, 1),
+        **each("stride", "zyx", problem.stride, 1),
+        **each("padding", "zyx", problem.padding, 0),
+        **each("dilation", "zyx", problem.dilation, 1),
         "lanes_x": division.lanes_x,
         "slots": division.slots,
         "chunk": division.chunk,

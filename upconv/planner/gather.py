@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import gcd, prod
 
-from .problem import Hardware, Problem
+from .problem import Hardware, Problem, three
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 SPLIT = 3
@@ -72,12 +72,6 @@ class TapClass:
     first: int
     count: int
     shift: int
-
-
-def three(values: tuple[int, ...], absent: int) -> tuple[int, int, int]:
-    """Depth, height and width, where a problem may have fewer dimensions."""
-    z, y, x = (absent,) * (3 - len(values)) + values
-    return z, y, x
 
 
 def tap_classes(size: int, kernel: int, stride: int, padding: int, dilation: int) -> list[TapClass]:

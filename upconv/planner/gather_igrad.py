@@ -14,8 +14,8 @@ from math import gcd, prod
 
 from . import gather
 from .candidate import Candidate, Refusal
-from .gather import Box, Job, three
-from .problem import Hardware, Problem
+from .gather import Box, Job
+from .problem import Hardware, Problem, three
 
 KERNEL = "gather_igrad"
 

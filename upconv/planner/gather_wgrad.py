@@ -15,8 +15,8 @@ from math import prod
 
 from . import gather
 from .candidate import Candidate, Refusal
-from .gather import Box, Job, TapClass, three
-from .problem import Hardware, Problem
+from .gather import Box, Job, TapClass
+from .problem import Hardware, Problem, three
 
 KERNEL = "gather_wgrad"
 

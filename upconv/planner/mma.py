@@ -75,21 +75,6 @@ def most_products(problem: Problem) -> int:
     return problem.in_channels // problem.groups * taps
 
 
-def solid(problem: Problem) -> Problem:
-    """Fewer dimensions as three, the leading ones of size 1."""
-    missing = 3 - problem.ndim
-    ones, zeros = (1,) * missing, (0,) * missing
-    return replace(
-        problem,
-        in_size=ones + problem.in_size,
-        kernel=ones + problem.kernel,
-        stride=ones + problem.stride,
-        padding=zeros + problem.padding,
-        output_padding=zeros + problem.output_padding,
-        dilation=ones + problem.dilation,
-    )
-
-
 def forward_work(problem: Problem) -> Work:
     """Of a problem of three dimensions."""
     in_channels = problem.in_channels // problem.groups
@@ -128,7 +113,7 @@ def input_gradient_work(problem: Problem) -> Work:
 
 def works(problem: Problem) -> list[Work]:
     """What is to be computed, with one, two or four neighbours of a row folded into phases."""
-    problem = solid(problem)
+    problem = problem.in_three()
     back = problem.direction == "grad_input"
     work = input_gradient_work(problem) if back else forward_work(problem)
     depth, rows, columns = work.lattices

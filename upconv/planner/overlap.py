@@ -13,9 +13,8 @@ from math import gcd, prod
 
 from . import gather
 from .candidate import Candidate, Refusal
-from .gather import three
 from .overlap_columns import Axis, Columns, axes_of, columns_of
-from .problem import Hardware, Problem
+from .problem import Hardware, Problem, three
 
 KERNEL = "overlap_fprop"
 

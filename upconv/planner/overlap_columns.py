@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from .gather import three
-from .problem import Problem
+from .problem import Problem, three
 
 
 @dataclass(frozen=True)

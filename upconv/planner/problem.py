@@ -8,7 +8,7 @@ nor a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from .geometry import output_size
@@ -16,6 +16,12 @@ from .geometry import output_size
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("forward", "grad_input", "grad_weight")
 """What a call computes: the layer itself, or one of its gradients."""
+
+
+def three(values: Sequence[int], absent: int) -> tuple[int, int, int]:
+    """Depth, height and width, where a problem may have fewer dimensions."""
+    z, y, x = (absent,) * (3 - len(values)) + tuple(values)
+    return z, y, x
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,18 @@ class Problem:
     def ndim(self) -> int:
         """Number of spatial dimensions: 1, 2 or 3."""
         return len(self.in_size)
+
+    def in_three(self) -> Problem:
+        """The same in three dimensions: 2-D with one slice, 1-D with one row as well."""
+        return replace(
+            self,
+            in_size=three(self.in_size, 1),
+            kernel=three(self.kernel, 1),
+            stride=three(self.stride, 1),
+            padding=three(self.padding, 0),
+            output_padding=three(self.output_padding, 0),
+            dilation=three(self.dilation, 1),
+        )
 
     @property
     def dimensions(self) -> tuple[tuple[int, int, int, int, int, int], ...]:

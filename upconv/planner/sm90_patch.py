@@ -18,7 +18,6 @@ from .problem import Hardware, Problem
 from .sm90 import legality
 from .sm90_cost import CLOCK_MHZ
 from .sm90_tiling import OPERANDS, SPLIT
-from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch"
 
@@ -274,7 +273,8 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = min(tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware))
+    found = tilings(problem.in_three(), hardware)
+    best = min(found, key=lambda tiling: tiling.microseconds(hardware))
     held = "stay in shared memory" if best.resident else "come in a ring"
     notes = (
         f"one product: {best.blocks * BLOCK} pixels, {columns(problem)} columns, K of"

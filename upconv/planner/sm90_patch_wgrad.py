@@ -19,7 +19,6 @@ from .sm90_cost import CLOCK_MHZ
 from .sm90_patch import BOX_BYTES, CONSUMERS, INT
 from .sm90_patch import refusal as patch_refusal
 from .sm90_tiling import OPERANDS
-from .sm90_wgrad import flat
 
 KERNEL = "sm90_patch_wgrad"
 
@@ -146,7 +145,8 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = min(tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware))
+    found = tilings(problem.in_three(), hardware)
+    best = min(found, key=lambda tiling: tiling.microseconds(hardware))
     notes = (
         f"{best.jobs} jobs of two times {GRAD_ROWS} x {best.n} channels and 2 taps;"
         f" {best.workers} thread blocks share the pixels of each",

@@ -19,7 +19,6 @@ from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
 from .sm90_tiling import OPERANDS
-from .sm90_wgrad import flat
 
 KERNEL = "sm90_phases"
 
@@ -304,7 +303,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    found = tilings(flat(problem), hardware)
+    found = tilings(problem.in_three(), hardware)
     best = min(found, key=lambda tiling: tiling.microseconds(hardware), default=None)
     if best is None:
         return Refusal(KERNEL, "its boxes, weights or phases do not fit")

@@ -29,7 +29,6 @@ from .sm90_cost import CLOCK_MHZ
 from .sm90_patch_wgrad import GRAD_ROWS, shares
 from .sm90_phases import PIECE_BYTES, common_refusal
 from .sm90_tiling import OPERANDS
-from .sm90_wgrad import flat
 
 KERNEL = "sm90_phases_wgrad"
 
@@ -347,7 +346,8 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    best = min(tilings(flat(problem), hardware), key=lambda tiling: tiling.microseconds(hardware))
+    found = tilings(problem.in_three(), hardware)
+    best = min(found, key=lambda tiling: tiling.microseconds(hardware))
     notes = (
         f"{best.jobs} jobs of {TAPS * best.quads} taps and {GRAD_ROWS // best.quads} x {best.n}"
         " channels;"

@@ -13,7 +13,6 @@ integers that csrc/cuda/sm90_wgrad_params.h reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -140,25 +139,11 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     return None
 
 
-def flat(problem: Problem) -> Problem:
-    """1-D and 2-D as 3-D with one slice and one row."""
-    missing = 3 - problem.ndim
-    return replace(
-        problem,
-        in_size=(1,) * missing + problem.in_size,
-        kernel=(1,) * missing + problem.kernel,
-        stride=(1,) * missing + problem.stride,
-        padding=(0,) * missing + problem.padding,
-        output_padding=(0,) * missing + problem.output_padding,
-        dilation=(1,) * missing + problem.dilation,
-    )
-
-
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     reason = refusal(problem, hardware)
     if reason:
         return Refusal(KERNEL, reason)
-    problem = flat(problem)
+    problem = problem.in_three()
     best = choose(problem, hardware)
     if best is None:
         return Refusal(KERNEL, "no chunk fits: too many taps, channels or phases")
