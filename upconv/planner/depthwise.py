@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import lcm, prod
 
+from .legality import first_refusal
 from .problem import Hardware, Problem, three
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-OLDEST = (8, 0)
 COLUMNS = 4
 """Of grad_output in a thread."""
 MOST_THREADS = 256
@@ -120,17 +120,9 @@ class Layer:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < OLDEST:
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in TYPES:
-        return f"has no {problem.dtype} form"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
-    if problem.batch == 0 or min(problem.out_size) <= 0 or min(problem.in_size) <= 0:
-        return "nothing to compute"
+    reason = first_refusal(problem, hardware, TYPES)
+    if reason:
+        return reason
     if not problem.groups == problem.in_channels == problem.out_channels:
         return "takes one channel a group, in and out"
     return shape_legality(problem) or size_legality(problem)

@@ -13,13 +13,13 @@ from math import prod
 from .candidate import Candidate, Refusal
 from .direct_shape import NOWHERE, Convolution, Kind, Rows, convolutions, row_choices
 from .direct_tiling import CLOCK_MHZ, Tiling, least_cycles, tiles_of, tilings
+from .legality import first_refusal
 from .problem import ELEMENT_BYTES, Hardware, Problem
 
 KERNEL = "direct_fprop"
 
 TYPES = ("float32", "float64", "bfloat16", "float16")
 """In the order of the numbers that the kernel knows them by."""
-OLDEST = (8, 0)
 FEW = 8
 """Channels a group from which the input's gradient is left to others without a closer look."""
 MAX_KINDS = 128
@@ -30,17 +30,9 @@ MAX_TAPS = 4608
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < OLDEST:
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in ELEMENT_BYTES:
-        return f"has no {problem.dtype} form"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
-    if problem.batch == 0 or min(problem.out_size) <= 0:
-        return "nothing to compute"
+    reason = first_refusal(problem, hardware, ELEMENT_BYTES)
+    if reason:
+        return reason
     if prod(problem.kernel) >= 1 << 15:
         return f"{prod(problem.kernel)} taps: weight positions are 16-bit numbers"
     largest = max(*problem.in_size, *problem.out_size)

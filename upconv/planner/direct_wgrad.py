@@ -15,7 +15,8 @@ from functools import cached_property
 from math import ceil, prod
 
 from .candidate import Candidate, Refusal
-from .direct import OLDEST, TYPES
+from .direct import TYPES
+from .legality import first_refusal
 from .problem import ELEMENT_BYTES, Hardware, Problem, three
 
 KERNEL = "direct_wgrad"
@@ -231,17 +232,9 @@ class Division:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < OLDEST:
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in ELEMENT_BYTES:
-        return f"has no {problem.dtype} form"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
-    if problem.batch == 0 or min(problem.out_size) <= 0 or min(problem.in_size) <= 0:
-        return "nothing to compute"
+    reason = first_refusal(problem, hardware, ELEMENT_BYTES)
+    if reason:
+        return reason
     most = max(columns for _, columns in FLOAT_TILES)
     planes = max(8 * prod(problem.in_size), (most + 1) * prod(problem.out_size))
     if planes >= 1 << 31:

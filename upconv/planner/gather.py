@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import gcd, prod
 
+from .legality import first_refusal
 from .problem import Hardware, Problem, three
 
 TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 SPLIT = 3
 """float32 that must not be rounded: the weight's gradient alone."""
-OLDEST = (8, 0)
 MOST_JOBS = 48
 FARTHEST = 1 << 15
 """Rows and planes of a box are numbered by 16 bits."""
@@ -136,19 +136,11 @@ def rows_by_input(problem: Problem, rows: int, taps_y: int) -> Box:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < OLDEST:
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in TYPES:
-        return f"has no {problem.dtype} form"
+    reason = first_refusal(problem, hardware, TYPES)
+    if reason:
+        return reason
     if problem.strict and problem.direction != "grad_weight":
         return "computes float32 in TF32, which is not allowed here"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
-    if problem.batch == 0 or min(problem.out_size) <= 0 or min(problem.in_size) <= 0:
-        return "nothing to compute"
     channels = [c // problem.groups for c in (problem.in_channels, problem.out_channels)]
     planes = (channels[0] + 1) * prod(problem.in_size), (channels[1] + 1) * prod(problem.out_size)
     if max(planes) >= 1 << 31:

@@ -20,6 +20,7 @@ from math import gcd, prod
 
 from .candidate import Candidate, Refusal
 from .lattice import Lattice
+from .legality import first_refusal
 from .mma_columns import SPLIT, Work, stages_of, uniform
 from .mma_tiling import Tiling, best_tiling
 from .problem import Hardware, Problem
@@ -40,21 +41,13 @@ MOST_STRICT_PRODUCTS = 2048
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < (8, 0):
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in OPERANDS:
-        return f"has no {problem.dtype} form"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
+    reason = first_refusal(problem, hardware, OPERANDS)
+    if reason:
+        return reason
     for name, channels in (("in", problem.in_channels), ("out", problem.out_channels)):
         each = channels // problem.groups
         if each < LEAST_CHANNELS:
             return f"{each} {name}_channels a group: below {LEAST_CHANNELS}, the tiles stay empty"
-    if problem.batch == 0 or min(problem.out_size) <= 0:
-        return "nothing to compute"
     products = most_products(problem)
     if problem.strict and products > MOST_STRICT_PRODUCTS:
         return (

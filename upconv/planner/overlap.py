@@ -13,6 +13,7 @@ from math import gcd, prod
 
 from . import gather
 from .candidate import Candidate, Refusal
+from .legality import first_refusal
 from .overlap_columns import Axis, Columns, axes_of, columns_of
 from .problem import Hardware, Problem, three
 
@@ -281,17 +282,9 @@ class Division:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    if hardware.kind != "cuda":
-        return "needs a CUDA GPU"
-    if hardware.capability < gather.OLDEST:
-        major, minor = hardware.capability
-        return f"needs compute capability 8.0, this GPU has {major}.{minor}"
-    if problem.dtype not in gather.TYPES:
-        return f"has no {problem.dtype} form"
-    if problem.channels_last:
-        return "covers the contiguous layout only"
-    if problem.batch == 0 or min(problem.out_size) <= 0 or min(problem.in_size) <= 0:
-        return "nothing to compute"
+    reason = first_refusal(problem, hardware, gather.TYPES)
+    if reason:
+        return reason
     each = problem.out_channels // problem.groups
     stride = three(problem.stride, 1)
     columns = each * stride[0] * stride[1] * problem.kernel[-1]
