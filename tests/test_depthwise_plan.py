@@ -37,7 +37,7 @@ def test_planners_and_header_agree() -> None:
     assert header.constant("kDepthwiseRows") == depthwise_igrad.ROWS
     assert header.constant("kDepthwisePad") == depthwise.PAD
     assert header.constant("kDepthwiseMostPad") == depthwise.MOST_PAD
-    assert compiled_forms("IGRAD") == depthwise_igrad.FORMS
+    assert compiled_forms("IGRAD") == tuple(depthwise_igrad.REGISTERS)
     assert compiled_forms("WGRAD") == depthwise_wgrad.FORMS
     ring = (CUDA / "depthwise_ring.cuh").read_text()
     for name, planner in (("Igrad", depthwise_igrad), ("Wgrad", depthwise_wgrad)):
@@ -60,7 +60,7 @@ def test_every_division_covers_the_work_within_its_bounds(seed: int) -> None:
             if problem.direction == "grad_input":
                 assert way.tile * way.tiles_x >= layer.in_size[2]
                 assert way.strip * way.strips >= layer.in_size[1]
-                assert (layer.reach_y, layer.reach_x) in depthwise_igrad.FORMS
+                assert (layer.reach_y, layer.reach_x) in depthwise_igrad.REGISTERS
                 continue
             assert way.tile * way.tiles_x >= layer.out_size[2]
             assert way.lanes % (layer.period // depthwise.COLUMNS) == 0

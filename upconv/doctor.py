@@ -153,8 +153,7 @@ def variables() -> dict[str, Any]:
     from . import env
 
     return {
-        variable.name: {"value": variable.value, "set": variable.name in os.environ}
-        | {"error": variable.error}
+        variable.name: {"value": variable.value, "set": variable.is_set} | {"error": variable.error}
         for variable in env.variables()
     }
 

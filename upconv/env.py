@@ -37,6 +37,7 @@ class Variable(NamedTuple):
     meaning: str
     value: str
     """What is set now, untouched; the default when nothing is."""
+    is_set: bool
     error: str
     """Why the value cannot be used; empty when it can."""
 
@@ -147,5 +148,6 @@ def variables() -> list[Variable]:
             _parse(name, default, parser)
         except ValueError as problem:
             error = str(problem)
-        rows.append(Variable(name, default, meaning, os.environ.get(name) or default, error))
+        given = os.environ.get(name)
+        rows.append(Variable(name, default, meaning, given or default, given is not None, error))
     return rows

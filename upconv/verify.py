@@ -8,7 +8,6 @@ element: small outputs of sums that cancel are no errors, and no large neighbour
 
 from __future__ import annotations
 
-import os
 import shlex
 import time
 from argparse import Namespace
@@ -180,7 +179,8 @@ def environment(device: str) -> dict[str, Any]:
 def reproducer(configuration: Configuration, device: str, asked: str) -> str:
     """One line for a shell, the UPCONV_* variables that decide what runs included."""
     names = ("UPCONV_BACKEND", "UPCONV_FORCE_KERNEL", "UPCONV_ISA")
-    variables = [f"{name}={shlex.quote(os.environ[name])}" for name in names if name in os.environ]
+    known = [each for each in env.variables() if each.name in names and each.is_set]
+    variables = [f"{each.name}={shlex.quote(each.value)}" for each in known]
     words = ["upconv", "verify", "--problem", configuration.compact(), "--kernel", asked]
     return " ".join([*variables, *map(shlex.quote, [*words, "--device", device])])
 

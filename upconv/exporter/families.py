@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..jit.recipe import CUDA_CFLAGS
+from ..jit.recipe import CUDA_CFLAGS, gencode
 from ..planner import Candidate, Hardware, Problem, Refusal, direct, mma, sm90
 from . import cuda_source
 from .errors import ExportError
@@ -65,9 +65,8 @@ class Family:
 
 
 def flags(capability: tuple[int, int]) -> tuple[str, ...]:
-    """nvcc's. Hopper needs the variant with an a, which alone has WGMMA."""
-    number = f"{capability[0]}{capability[1]}{'a' * (capability == (9, 0))}"
-    return (*CUDA_CFLAGS, f"-gencode=arch=compute_{number},code=sm_{number}")
+    """nvcc's."""
+    return (*CUDA_CFLAGS, gencode(capability))
 
 
 SM90 = Family(

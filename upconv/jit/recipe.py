@@ -194,7 +194,8 @@ def _digest_files(files: Sequence[Path]) -> str:
     return whole.hexdigest()
 
 
-def _gencode(capability: tuple[int, int]) -> str:
+def gencode(capability: tuple[int, int]) -> str:
+    """nvcc's flag."""
     # 9.0a, not 9.0: WGMMA exists only in the architecture-specific variant, which torch's own
     # choice of flags never selects.
     number = f"{capability[0]}{capability[1]}" + ("a" if capability[0] == 9 else "")
@@ -247,7 +248,7 @@ def make_spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec
         parts = _parts(kind)
         cflags = (*CUDA_HOST_CFLAGS, *parts)
         capabilities = [capability] if capability else _capabilities()
-        gencodes = [_gencode(c) for c in capabilities]
+        gencodes = [gencode(c) for c in capabilities]
         cuda_cflags = (*CUDA_CFLAGS, *parts, *gencodes)
         if all(c == (9, 0) for c in capabilities):
             cflags = (*cflags, "-DUPCONV_SM90")

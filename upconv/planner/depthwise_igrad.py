@@ -17,14 +17,13 @@ from .problem import Hardware, Problem
 
 KERNEL = "depthwise_igrad"
 
-FORMS = ((1, 1), (1, 2), (2, 1), (2, 2))
-"""Blocks that a pixel meets in height and width. The kernel is compiled for these."""
 ROWS = 4
 """Of grad_output that a thread brings at a time."""
 STAGES = {4: 3, 2: 5}
 """Steps on their way, by the bytes of an element."""
 REGISTERS = {(1, 1): 80, (1, 2): 104, (2, 1): 96, (2, 2): 112}
-"""Of each form, on Hopper."""
+"""Of each form, on Hopper. A form is the blocks that a pixel meets in height and width; the kernel
+is compiled for these."""
 THREADS = (64, 128, 256)
 STRIPS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 LANES = (256, 128, 64)

@@ -366,7 +366,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
 def scalar_fields(way: Division) -> dict[str, int]:
     """The scalars of csrc/cuda/overlap_params.h by name, in its order."""
     problem, (z, y, x) = way.problem, way.axes
-    dilation = three(problem.dilation, 1)
+    padding, dilation = three(problem.padding, 0), three(problem.dilation, 1)
     common = gather.common_fields(problem)
     del common["padding_x"], common["dilation_x"]
     apart = gcd(problem.stride[-1], problem.dilation[-1])
@@ -381,7 +381,8 @@ def scalar_fields(way: Division) -> dict[str, int]:
         "steps": way.steps,
         "together": way.together,
         **common,
-        **{f"padding_{n}": v for n, v in zip("zyx", three(problem.padding, 0), strict=True)},
+        "padding_z": padding[0],
+        "padding_y": padding[1],
         "dilation_z": dilation[0],
         "dilation_y": dilation[1],
         "low_z": z.low,

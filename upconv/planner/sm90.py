@@ -13,8 +13,7 @@ pixels in shared memory, at one place of the tile for each tap. The planner turn
             is the fastest (sm90_search.py)
 
 and picks the tiling with the least expected time. `record` writes it all as the integers that
-csrc/cuda/sm90_params.h reads. `consider` answers for the forward pass; any other direction is a
-`Task` of its own for `consider_task`.
+csrc/cuda/sm90_params.h reads.
 """
 
 from __future__ import annotations

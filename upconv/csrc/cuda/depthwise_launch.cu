@@ -50,7 +50,6 @@ void derive(DepthwiseParams* plan) {
   p.by_lanes = Divider(p.lanes);
   p.by_row_groups = Divider(p.row_groups);
   p.by_teams = Divider(p.teams);
-  p.by_tile = Divider(p.tile);
   p.by_tiles_x = Divider(p.tiles_x);
   p.by_strips = Divider(p.strips);
   p.by_depth = Divider(p.by_weight ? p.deep : p.in_d);

@@ -79,7 +79,7 @@ struct DepthwiseParams {
   int threads, blocks, shared_bytes;
   int64_t in_pitch, out_pitch;      // from one row to the next
   int64_t in_channel, out_channel;  // from one channel to the next
-  Divider by_lanes, by_row_groups, by_teams, by_tile, by_tiles_x, by_strips, by_depth, by_channels;
+  Divider by_lanes, by_row_groups, by_teams, by_tiles_x, by_strips, by_depth, by_channels;
   Divider by_period, by_stride_y, by_stride_x, by_shares, by_kernel_z, by_kernel_x, by_taps;
   Divider by_reach_x, by_classes;
 };

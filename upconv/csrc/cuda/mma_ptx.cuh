@@ -1,4 +1,5 @@
-// One PTX instruction per wrapper: those that every GPU since compute capability 8.0 has.
+// One PTX instruction per wrapper: those of every GPU since compute capability 8.0, and of those
+// that only 9.0 and later have the few that kernels for all of them make use of.
 #pragma once
 
 #include <cstdint>

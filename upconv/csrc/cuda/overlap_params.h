@@ -54,7 +54,6 @@ constexpr int kOverlapPhases = 64;  // of the width
   X(stride_x)                                                                         \
   X(padding_z)                                                                        \
   X(padding_y)                                                                        \
-  X(padding_x)                                                                        \
   X(dilation_z)                                                                       \
   X(dilation_y)                                                                       \
   X(low_z)  /* the least shift, of a box of */                                        \
@@ -139,8 +138,7 @@ struct OverlapParams {
   int units_y, units;           // rows of blocks in a plane, and units of a group
   int each, more;               // units of a block; the first `more` have one more
   int even_taps;                // of a phase of the width, or one less; 0: neither
-  Divider by_warps_x, by_shares, by_tiles_x, by_units_y, by_count_z, by_shifts, by_tiles_n,
-      by_stride_x;
+  Divider by_warps_x, by_shares, by_tiles_x, by_units_y, by_count_z, by_shifts, by_tiles_n;
   Divider by_rows, by_dilation_z, by_dilation_y;
 };
 #undef UPCONV_DECLARE

@@ -31,6 +31,17 @@
 //            box_empty[consumer][stage]  each of the consumer's warps -> its feeder may fill again
 //            full[stage]                 bytes of weights             -> consumers may read
 //            empty[stage]                each warp of both consumers  -> the feeder may fill again
+//
+// What differs by direction, layout and type is a Way, the first argument of every template here:
+//   Operand, Element, kBytes       what is multiplied, as it lies in memory, and bytes of a box
+//   depth, block_count             stages of a product's K; blocks of 64 rows of the whole problem
+//   block, kParts, fetch           a block by its number; the feeder starts each part of its boxes
+//   places, load                   where a lane finds its pixels in a box; a box into registers
+//   kFromMemory                    no registers: the box is operand A as it lies (channels_last)
+//   begin_group, target, store     a group of columns begins; where a block's outputs go; they go
+//   kStaged, lay_down              ... by writers instead, from shared memory
+//   weight_at                      packing: the place of a weight, negative for none
+// sm90_patch_forward.cuh has the simplest.
 #pragma once
 
 #include "sm90_patch_backward.cuh"
