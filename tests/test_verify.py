@@ -57,7 +57,7 @@ def one_wrong(y: Tensor) -> Tensor:
 
 
 def test_a_short_run_is_green_and_covers_everything(capsys: Capture) -> None:
-    assert run("--seconds", "2", "--seed", "1", "--json") == 0
+    assert run("--seconds", "6", "--seed", "1", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["mismatch"] is None
     assert report["seed"] == 1
