@@ -9,8 +9,6 @@ cudnn.benchmark where that was faster. The table belongs into upconv/planner/cud
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import read_rows
 
 from upconv.planner import Problem, cuda_aten
 
@@ -38,9 +37,7 @@ class Measured:
 
 
 def read(path: Path) -> list[Measured]:
-    with gzip.open(path, "rt") as file:
-        rows = [json.loads(line) for line in file]
-    return [Measured(problem_of(row), row["us"]) for row in rows]
+    return [Measured(problem_of(row), row["us"]) for row in read_rows(path)]
 
 
 def problem_of(row: dict[str, Any]) -> Problem:

@@ -15,10 +15,11 @@ import random
 import sys
 from collections import defaultdict
 from math import exp, log
-from pathlib import Path
 from statistics import fmean
 from types import ModuleType
 from typing import Any
+
+from rows import read_rows
 
 from upconv.planner import ATEN, H200, Problem, depthwise_igrad, depthwise_wgrad
 from upconv.planner.cuda_aten import aten_microseconds, bias_microseconds
@@ -163,8 +164,7 @@ def described(group: Group) -> str:
 def main() -> None:
     trials = int(sys.argv[2]) if len(sys.argv) > 2 else 1500
     found = defaultdict(list)
-    for line in Path(sys.argv[1]).read_text().splitlines():
-        row = json.loads(line)
+    for row in read_rows(sys.argv[1]):
         found[json.dumps(row["problem"])].append(row)
     groups = [group for group in map(Group, found.values()) if group.ways]
     for rule in LIMITS:

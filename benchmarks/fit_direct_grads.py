@@ -9,13 +9,14 @@ time, kept where the errors get smaller.
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from collections import defaultdict
 from math import exp, log
 from pathlib import Path
 from typing import Any
+
+from rows import read_rows
 
 from upconv.planner import Problem
 from upconv.planner import direct_wgrad as rule
@@ -72,7 +73,7 @@ def fitted(rows: list[dict[str, Any]], trials: int) -> float:
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED
     trials = int(sys.argv[2]) if len(sys.argv) > 2 else 700
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     print(f"{len(rows)} runs: {spread(rows):.1%} with the constants as they are")
     print(f"{fitted(rows, trials):.1%} with")
     for name in LIMITS:

@@ -17,6 +17,8 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from rows import read_rows
+
 from upconv.planner import H200, Problem, gather_igrad, gather_wgrad
 
 MEASURED = Path(__file__).resolve().parent / "results" / "h200-gather-2026-11-15.jsonl"
@@ -113,7 +115,7 @@ def fitted(rule: Any, rows: list[dict[str, Any]], trials: int) -> float:
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else MEASURED
     trials = int(sys.argv[2]) if len(sys.argv) > 2 else 400
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     for rule in LIMITS:
         some = [row for row in rows if rule_of(row) is rule]
         print(f"{rule.KERNEL}, {len(some)} runs: {spread(some):.1%} as it is")

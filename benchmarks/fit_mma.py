@@ -9,12 +9,12 @@ The constants belong into upconv/planner/mma_cost.py.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rows import read_rows
 
 from upconv.planner import H200
 from upconv.planner.mma_cost import CLOCK_MHZ, CYCLES, FULL_WARPS, IDLE_POWER, LONE_BLOCK, rounds
@@ -50,7 +50,7 @@ def fitted(rows: list[dict[str, Any]]) -> tuple[dict[str, float], float]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_rows(path)
     best: dict[tuple[Any, ...], float] = {}
     for row in rows:
         best[problem_of(row)] = min(best.get(problem_of(row), row["ms"]), row["ms"])

@@ -20,8 +20,6 @@ The constants belong into upconv/planner/sm90_cost.py.
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 import sys
 from dataclasses import dataclass
@@ -31,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import read_rows
 
 from upconv.cases import select
 from upconv.planner.sm90_cost import CLOCK_MHZ, COLUMNS, CYCLES
@@ -91,11 +90,6 @@ def column_of(problem: dict[str, Any]) -> int:
     return (problem["dtype"] != "float32") + 2 * problem["channels_last"]
 
 
-def problems_of(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt") as file:
-        return [json.loads(line) for line in file]
-
-
 def rows_of(problem: dict[str, Any], names: list[str]) -> list[list[float]]:
     """The rows of a problem with the work that `names` names: 0 for what was not known then."""
     given: list[str] = problem["names"]
@@ -108,7 +102,7 @@ def rows_of(problem: dict[str, Any], names: list[str]) -> list[list[float]]:
 def read(column: int, paths: list[Path] | None = None) -> tuple[list[str], Runs]:
     """The names of what counts in a column, and its runs."""
     paths = paths or [SPLIT_TILINGS if column == SPLIT else TILINGS, STRIPS]
-    found = [problem for each in paths for problem in problems_of(each)]
+    found = [problem for each in paths for problem in read_rows(each)]
     problems = [problem for problem in found if column_of(problem) == column]
     names = [name for name in CYCLES if name not in ("unit", "start")]
     rows = np.array([row for problem in problems for row in rows_of(problem, names)])

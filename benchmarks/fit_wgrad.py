@@ -12,7 +12,6 @@ with each other. The constants belong into upconv/planner/sm90_wgrad_cost.py.
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rows import read_rows
 
 from upconv import ops, plans
 from upconv.cases import CASES
@@ -39,10 +39,6 @@ from upconv.stopwatch import GpuClock
 RESULTS = Path(__file__).resolve().parent / "results"
 MEASURED = RESULTS / "h200-wgrad-2026-11-16.jsonl.gz"
 RUNS = 5
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 def layer_of(row: dict[str, Any]) -> Problem:
@@ -104,13 +100,11 @@ class Measure:
         form, chunk = plan_of(row)
         jobs = jobs_of(self.problem, form, chunk.boxes)
         split = cost.Split(tuple(row["workers"]), 0, 0.0, "")
-        numbers = [plans.KERNEL_IDS[KERNEL], *record(self.problem, form, jobs, chunk, split)]
-        plans.record = lambda key: numbers
-        plans.clear()
-        result = self.call().float()
-        self.first = result if self.first is None else self.first
-        assert (result - self.first).norm() <= 2e-3 * self.first.norm(), row
-        return median(clock.milliseconds(lambda: (self.call(),)) for _ in range(RUNS))
+        with plans.given(KERNEL, record(self.problem, form, jobs, chunk, split)):
+            result = self.call().float()
+            self.first = result if self.first is None else self.first
+            assert (result - self.first).norm() <= 2e-3 * self.first.norm(), row
+            return median(clock.milliseconds(lambda: (self.call(),)) for _ in range(RUNS))
 
 
 def measure(out: Path, seconds: float) -> None:
@@ -118,8 +112,8 @@ def measure(out: Path, seconds: float) -> None:
         return row["case"], row["dtype"]
 
     assert ops.serve("cuda_wgrad")  # until then the planner's own choice is asked for
-    clock, end, planned = GpuClock(), time.monotonic() + seconds, plans.record
-    layers = [list(rows) for _, rows in groupby(sorted(read(MEASURED), key=key), key)]
+    clock, end = GpuClock(), time.monotonic() + seconds
+    layers = [list(rows) for _, rows in groupby(sorted(read_rows(MEASURED), key=key), key)]
     random.Random(0).shuffle(layers)
     with out.open("w") as file, torch.no_grad():
         for rows in layers:
@@ -131,7 +125,6 @@ def measure(out: Path, seconds: float) -> None:
             fresh = [row_of(which, option) for option in picked(this.problem)]
             for row in [*known, *(row for row in fresh if row not in known)]:
                 file.write(json.dumps({**row, "ms": this.milliseconds(clock, row)}) + "\n")
-    plans.record = planned
 
 
 # --- Fitting ------------------------------------------------------------------------------------
@@ -213,7 +206,7 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["measure"]:
         measure(Path(sys.argv[2]), float(sys.argv[3]) if len(sys.argv) > 3 else 600.0)
         sys.exit()
-    found, spread = fitted(read(MEASURED))
+    found, spread = fitted(read_rows(MEASURED))
     names = [*cost.PRODUCER_CYCLES, *cost.CONSUMER_CYCLES, "row", "shadow with a slot to spare"]
     for name, value, before in zip(names, found, known(), strict=True):
         print(f"{name:30} {value:10.4g}   (planner: {before:.4g})")

@@ -135,7 +135,7 @@ def without_ours(problem: Problem) -> tuple[str, float]:
 
 
 def measure(problem: Problem, most: int, clock: GpuClock) -> Iterator[dict[str, Any]]:
-    planner, asked = PLANNERS[problem.direction], plans.record
+    planner = PLANNERS[problem.direction]
     tensors = operands(problem)
     ours, theirs = both_calls(problem, tensors)
     _, exact = both_calls(problem, [each.double() for each in tensors])
@@ -147,22 +147,19 @@ def measure(problem: Problem, most: int, clock: GpuClock) -> Iterator[dict[str, 
 
     if depthwise.legality(problem, plans.cuda_hardware(0)) is None:
         for way in worth_a_look(problem, most):
-            made = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(way)]
-            plans.record = lambda key, made=made: made  # type: ignore[misc]
-            plans.clear()
-            error = distance(ours(), wanted)
-            assert error <= LIMIT[problem.dtype], (way, error)
+            with plans.given(planner.KERNEL, planner.record(way)):
+                error = distance(ours(), wanted)
+                assert error <= LIMIT[problem.dtype], (way, error)
+                microseconds = round(timed(ours, 5), 2)
             fields = planner.scalar_fields(way)
             yield {
                 "kernel": planner.KERNEL,
                 "plan": {name: fields[name] for name in CHOSEN},
                 "blocks": way.blocks,
                 "expected": round(way.microseconds, 1),
-                "us": round(timed(ours, 5), 2),
+                "us": microseconds,
                 "error": error,
             }
-        plans.record = asked
-        plans.clear()
     kernel, expected = without_ours(problem)
     if kernel != ATEN:
         with ops.forced(kernel):

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from upconv import ops, plans
 from upconv.cases import CASES
 from upconv.planner import Hardware, Problem, mma
 from upconv.planner.mma_tiling import Tiling, fits, resident_warps, tilings
+from upconv.stopwatch import GpuClock
 
 PRECISION = {
     "tf32": ("float32", True),
@@ -81,18 +84,8 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def milliseconds(call: Any, repeat: int = 7) -> float:
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    times = []
-    for _ in range(repeat + 1):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        begin.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return sorted(times[1:])[repeat // 2]
+def milliseconds(clock: GpuClock, call: Callable[[], torch.Tensor]) -> float:
+    return median(clock.milliseconds(lambda: (call(),)) for _ in range(6))
 
 
 def operands(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,40 +113,33 @@ def convolve(problem: Problem, x: torch.Tensor, w: torch.Tensor, ours: bool) -> 
     return (CALLS[problem.ndim - 1] if ours else native)(x, w, None, *rest)  # type: ignore[no-any-return]
 
 
-def measure(
-    hardware: Hardware, out: Path, name: str, kind: str, direction: str = "forward"
-) -> None:
+def measure(clock: GpuClock, out: Path, name: str, kind: str, direction: str = "forward") -> None:
+    hardware = plans.cuda_hardware(0)
     dtype, tf32 = PRECISION[kind]
     torch.backends.cudnn.conv.fp32_precision = "tf32" if tf32 else "ieee"  # type: ignore[attr-defined]
     case = next(case for case in CASES if case.name == name)
     problem = replace(case.problem(dtype=dtype, tf32=tf32), direction=direction)
     x, w = operands(problem)
     wanted = convolve(problem, x[-1:].double(), w.double(), ours=False)
-    asked = plans.record
-    now = milliseconds(lambda: convolve(problem, x, w, ours=True))
+    ours = lambda: convolve(problem, x, w, ours=True)  # noqa: E731
+    now = milliseconds(clock, ours)
     print(f"{name} {kind} {direction} {now:.3f} ms by the planner's choice")
     for tiling in chosen(problem, hardware):
-        record = [plans.KERNEL_IDS[mma.KERNEL], *mma.record(tiling.work, tiling)]
-        plans.record = lambda key, record=record: record  # type: ignore[misc]
-        plans.clear()
-        y = convolve(problem, x, w, ours=True)
-        error = float((y[-1:].double() - wanted).norm() / wanted.norm())
-        if not error <= LIMIT[kind]:
-            print("wrong by", error, name, kind, direction, tiling.notes())
-            continue
-        ms = milliseconds(lambda: convolve(problem, x, w, ours=True))
+        with plans.given(mma.KERNEL, mma.record(tiling.work, tiling)):
+            error = float((ours()[-1:].double() - wanted).norm() / wanted.norm())
+            if not error <= LIMIT[kind]:
+                print("wrong by", error, name, kind, direction, tiling.notes())
+                continue
+            ms = milliseconds(clock, ours)
         row = {"case": name, "dtype": dtype, "tf32": tf32, "direction": direction}
         row |= {"ms": round(ms, 4), "chosen_ms": round(now, 4)}
         with out.open("a") as file:
             file.write(json.dumps({**row, **row_of(tiling, hardware)}) + "\n")
         expected = tiling.cycles / 1.7e6
         print(f"{name} {kind} {ms:.3f} ms, expected {expected:.3f}: {tiling.notes()[0]}")
-    plans.record = asked  # type: ignore[misc]
-    plans.clear()
 
 
 if __name__ == "__main__":
-    machine = plans.cuda_hardware(0)
     with torch.no_grad():
         for each_case in sys.argv[2:] or DEFAULT:
-            measure(machine, Path(sys.argv[1]), *each_case.split(":"))
+            measure(GpuClock(), Path(sys.argv[1]), *each_case.split(":"))

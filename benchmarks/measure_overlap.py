@@ -16,12 +16,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from math import log
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 import torch
 from measure_sm90 import LIMIT, SPLIT_LIMIT, calls
+from rows import read_rows
 
 from upconv import plans
 from upconv.planner import H200, Problem, make_plan, overlap
@@ -89,7 +89,7 @@ def some(ways: list[overlap.Division]) -> list[overlap.Division]:
 
 
 def measure(path: str) -> None:
-    hardware, clock, asked = plans.cuda_hardware(0), GpuClock(), plans.record
+    hardware, clock = plans.cuda_hardware(0), GpuClock()
     others = {name: ask for name, ask in planning.KERNELS.items() if name != overlap.KERNEL}
     with open(path, "w") as file, torch.no_grad():
         for problem in problems():
@@ -102,24 +102,18 @@ def measure(path: str) -> None:
             def timed(call: Any = ours) -> float:
                 return median(clock.milliseconds(lambda: (call(),)) for _ in range(6))
 
-            def serve(kernel: str, params: tuple[int, ...]) -> None:
-                record = [plans.KERNEL_IDS[kernel], *params]
-                plans.record = lambda key: record  # type: ignore[misc]
-                plans.clear()
-
             for way in some(list(overlap.divisions(problem, hardware))):
-                serve(overlap.KERNEL, overlap.record(way))
-                error = float((ours().float() - expected).norm() / expected.norm())
-                limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
-                assert error <= limit, (way, error)
-                line["times"].append([identity(way), timed()])
+                with plans.given(overlap.KERNEL, overlap.record(way)):
+                    error = float((ours().float() - expected).norm() / expected.norm())
+                    limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
+                    assert error <= limit, (way, error)
+                    line["times"].append([identity(way), timed()])
             known, planning.KERNELS = planning.KERNELS, others
             make_plan.cache_clear()
             before = make_plan(problem, hardware)
             planning.KERNELS = known
-            serve(before.kernel, before.chosen.params)
-            line["before"] = [before.kernel, timed()]
-            plans.record = asked  # type: ignore[misc]
+            with plans.given(before.kernel, before.chosen.params):
+                line["before"] = [before.kernel, timed()]
             make_plan.cache_clear()
             line["pytorch"] = timed(theirs)
             print(json.dumps(line), file=file, flush=True)
@@ -195,8 +189,7 @@ def main() -> None:
     if sys.argv[1:2] == ["measure"] and len(sys.argv) == 3:
         measure(sys.argv[2])
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
-        texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]
-        fit([json.loads(line) for text in texts for line in text])
+        fit([row for path in sys.argv[2:] for row in read_rows(path)])
     else:
         sys.exit(__doc__)
 

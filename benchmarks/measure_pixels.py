@@ -19,13 +19,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from statistics import fmean, median
 from types import ModuleType
 from typing import Any
 
 import torch
 from measure_sm90 import LIMIT, SPLIT_LIMIT, calls
+from rows import read_rows
 
 from upconv import autograd, ops, plans
 from upconv.planner import (
@@ -232,7 +232,7 @@ def chosen(planner: ModuleType, tiling: Any) -> dict[str, int]:
 
 def measure(kind: str, path: str, directions: Sequence[str]) -> None:
     hardware, clock = plans.cuda_hardware(0), GpuClock()
-    asked, wrong = plans.record, 0
+    wrong = 0
     with open(path, "w") as file, torch.no_grad():
         for problem in problems(kind, directions):
             precision = "ieee" if problem.strict else "tf32"
@@ -246,17 +246,13 @@ def measure(kind: str, path: str, directions: Sequence[str]) -> None:
                 return median(clock.milliseconds(lambda: (call(),)) for _ in range(6))
 
             for tiling in tilings(planner, problem, hardware):
-                record = [plans.KERNEL_IDS[planner.KERNEL], *planner.record(tiling)]
-                plans.record = lambda key, record=record: record  # type: ignore[misc]
-                plans.clear()
-                error = float((ours().float() - expected).norm() / expected.norm())
-                limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
-                if not error <= limit:
-                    wrong += 1
-                    print("wrong by", error, planner.KERNEL, chosen(planner, tiling), problem)
-                    continue
-                line["times"].append([chosen(planner, tiling), timed()])
-            plans.record = asked  # type: ignore[misc]
+                with plans.given(planner.KERNEL, planner.record(tiling)):
+                    error = float((ours().float() - expected).norm() / expected.norm())
+                    if error <= (SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]):
+                        line["times"].append([chosen(planner, tiling), timed()])
+                        continue
+                wrong += 1
+                print("wrong by", error, planner.KERNEL, chosen(planner, tiling), problem)
             with ops.forced(other.KERNEL):
                 line["other"] = timed()
             line["pytorch"] = timed(theirs)
@@ -343,8 +339,7 @@ def main() -> None:
     if sys.argv[1:2] == ["measure"] and sys.argv[2] in PLANNERS:
         measure(sys.argv[2], sys.argv[3], sys.argv[4:] or DIRECTIONS)
     elif sys.argv[1:2] == ["fit"] and len(sys.argv) > 2:
-        texts = [Path(path).read_text().splitlines() for path in sys.argv[2:]]
-        lines = [json.loads(line) for text in texts for line in text]
+        lines = [row for path in sys.argv[2:] for row in read_rows(path)]
         for planner in CONSTANTS:
             its = [line for line in lines if planners(problem_of(line))[0] is planner]
             if its:

@@ -186,13 +186,11 @@ def measure(problem: Problem, hardware: Hardware, clock: GpuClock) -> dict[str, 
     times: dict[tuple[int, ...], list[float]] = {choice.identity: [] for choice in choices}
     for number in range(2):
         for choice in random.Random(number).sample(choices, len(choices)):
-            record = [plans.KERNEL_IDS[sm90.KERNEL], *choice.params]
-            plans.record = lambda key, record=record: record  # type: ignore[misc]
-            plans.clear()
-            error = float((ours().float() - expected).norm() / expected.norm())
-            limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
-            assert error <= limit, (problem, choice.identity, error)
-            times[choice.identity] += [clock.milliseconds(lambda: (ours(),)) for _ in range(4)]
+            with plans.given(sm90.KERNEL, choice.params):
+                error = float((ours().float() - expected).norm() / expected.norm())
+                limit = SPLIT_LIMIT if problem.strict else LIMIT[problem.dtype]
+                assert error <= limit, (problem, choice.identity, error)
+                times[choice.identity] += [clock.milliseconds(lambda: (ours(),)) for _ in range(4)]
     medians = [median(times[choice.identity]) for choice in choices]
     return line_of(problem, choices, medians, hardware)
 

@@ -83,14 +83,7 @@ def check_tilings(
     """Each of the kernel's plans equals float64, whichever the planner would choose."""
     x, w, bias = tensors(problem, seed)
     expected = expected_of(problem, x, w, bias)
-    asked, number = plans.record, plans.KERNEL_IDS[kernel]
-    try:
-        for record in records:
-            plans.record = lambda _, record=record: [number, *record]  # type: ignore[misc]
-            plans.clear()
-            poison(expected.shape, x.dtype)
-            with torch.no_grad():
-                assert distance(result_of(problem, x, w, bias), expected) <= limit, record
-    finally:
-        plans.record = asked  # type: ignore[misc]
-        plans.clear()
+    for record in records:
+        poison(expected.shape, x.dtype)
+        with plans.given(kernel, record), torch.no_grad():
+            assert distance(result_of(problem, x, w, bias), expected) <= limit, record

@@ -7,9 +7,6 @@ output.
 from __future__ import annotations
 
 import ctypes
-import gzip
-import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -54,13 +51,8 @@ def spoil(x: np.ndarray, channels: int, rng: np.random.Generator) -> None:
 def measurements(name: str) -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
     """Layers, what was measured, and their tilings with what they took, as far as the planner still
     has them."""
-    sys.path.append(str(FOLDER))
-    try:
-        measure = script("measure_pixels")
-    finally:
-        sys.path.remove(str(FOLDER))
-    with gzip.open(FOLDER / "results" / name, "rt") as file:
-        lines = [json.loads(line) for line in file]
+    measure = script("measure_pixels")
+    lines = measure.read_rows(FOLDER / "results" / name)
     return [(measure.problem_of(line), line, measure.tilings_of(line)) for line in lines]
 
 

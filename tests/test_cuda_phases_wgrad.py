@@ -119,21 +119,13 @@ def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
     steps = (problem.stride, problem.padding, problem.output_padding)
     rest = (shape, *steps, 1, (1,) * problem.ndim)
     wanted = ops._aten_gradient("grad_weight", gy.double(), x.double(), *rest)
-    asked = plans.record
-    try:
-        for tiling in sm90_phases_wgrad.tilings(problem.in_three(), plans.cuda_hardware(0)):
-            # The call asks for no bias: the sums would have nowhere to go.
-            fields = {**sm90_phases_wgrad.fields(tiling), "sums": 0}
-            record = [plans.KERNEL_IDS[KERNEL], *fields.values()]
-            plans.record = lambda _, record=record: record  # type: ignore[misc]
-            plans.clear()
-            poison(shape, dtype)
-            with torch.no_grad():
-                result = ops.GRADIENTS["grad_weight"](gy, x, *rest)
-            assert distance(result, wanted) <= LIMIT[dtype], tiling
-    finally:
-        plans.record = asked  # type: ignore[misc]
-        plans.clear()
+    for tiling in sm90_phases_wgrad.tilings(problem.in_three(), plans.cuda_hardware(0)):
+        # The call asks for no bias: the sums would have nowhere to go.
+        fields = {**sm90_phases_wgrad.fields(tiling), "sums": 0}
+        poison(shape, dtype)
+        with plans.given(KERNEL, list(fields.values())), torch.no_grad():
+            result = ops.GRADIENTS["grad_weight"](gy, x, *rest)
+        assert distance(result, wanted) <= LIMIT[dtype], tiling
 
 
 @pytest.mark.parametrize("dtype", LIMIT, ids=str)

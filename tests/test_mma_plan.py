@@ -10,12 +10,12 @@ import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mma_emulator as emulator
 import numpy as np
 import pytest
 import torch
+from benchmark_scripts import script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mma_layers import problems
@@ -181,16 +181,9 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
     assert emulator.header_constant("kMmaDepth") == tiling_module.DEPTH
 
 
-def script(name: str) -> dict[str, Any]:
-    path = ROOT / "benchmarks" / f"{name}.py"
-    namespace: dict[str, Any] = {"__name__": name, "__file__": str(path)}
-    exec(path.read_text(), namespace)
-    return namespace
-
-
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     fit = script("fit_mma")
-    constants, spread = fit["fitted"](fit["read"](fit["MEASURED"]))
+    constants, spread = fit.fitted(fit.read(fit.MEASURED))
     assert constants == pytest.approx(mma_cost.CYCLES, rel=0.01)
     assert spread < 0.1
 
@@ -198,11 +191,11 @@ def test_the_cost_rule_is_what_the_measurements_give() -> None:
 def test_measured_rows_are_what_the_fit_reads() -> None:
     measure, fit = script("measure_mma"), script("fit_mma")
     problem = Problem.of(2, 40, 48, (9, 10, 11), 3, tf32=True)
-    tilings = measure["chosen"](problem, H200)
+    tilings = measure.chosen(problem, H200)
     assert len({(t.warps_m, t.layout.warps_n) for t in tilings}) >= 3
-    row = measure["row_of"](tilings[0], H200)
+    row = measure.row_of(tilings[0], H200)
     expected = tilings[0].cycles - mma_cost.START_CYCLES
-    known = zip(fit["row_of"](row), mma_cost.CYCLES.values(), strict=True)
+    known = zip(fit.row_of(row), mma_cost.CYCLES.values(), strict=True)
     milliseconds = sum(each * cycles for each, cycles in known)
     assert milliseconds * 1e3 * mma_cost.CLOCK_MHZ == pytest.approx(expected, rel=1e-3)
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import upconv
-from upconv import libraries, plans
+from upconv import libraries, ops, plans
+from upconv.planner import Problem, cpu, make_plan
 
 KINDS = {"float16": "cuda_fp16", "float32": "cuda_strict", "bfloat16": "cuda"}
 
@@ -95,3 +96,19 @@ def test_steps_without_end_are_pytorchs(stride: int) -> None:
         torch.testing.assert_close(ours, theirs)
     else:
         assert ours == theirs
+
+
+def test_a_given_plan_serves_until_the_end() -> None:
+    assert ops.serve("cpu")  # until then the planner is asked whether it is worth a build
+    x, w = torch.randn(1, 8, 40, 40), torch.randn(8, 8, 3, 3)
+    problem = Problem.of(1, 8, 8, (40, 40), 3, bias=False)
+    plan = make_plan(problem, plans.cpu_hardware(torch.get_num_threads()), cpu.KERNEL)
+    asked = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "plan_of", lambda key: asked.append(key))
+        with plans.given(plan.kernel, plan.chosen.params):
+            torch.testing.assert_close(upconv.conv_transpose2d(x, w), F.conv_transpose2d(x, w))
+        assert not asked
+        upconv.conv_transpose2d(x, w)
+    assert len(asked) == 1
+    plans.clear()  # of what the planner was not asked for

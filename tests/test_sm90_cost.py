@@ -51,7 +51,7 @@ def test_what_it_picks_for_drawn_layers_is_nearly_the_fastest(fit: Any, column: 
 
 
 def test_the_measured_work_is_what_the_planner_counts(fit: Any, measure: Any) -> None:
-    for line in [*fit.problems_of(fit.TILINGS)[3::60], *fit.problems_of(fit.STRIPS)[5::60]]:
+    for line in [*fit.read_rows(fit.TILINGS)[3::60], *fit.read_rows(fit.STRIPS)[5::60]]:
         *sizes, groups, dilation = line["layer"]
         problem = Problem.of(
             *sizes,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import wgrad_emulator as emulator
+from benchmark_scripts import script
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from wgrad_references import any_plan, box_problems, expected, odd_problems, problems
@@ -183,28 +184,21 @@ def test_both_sides_list_the_same_fields_and_forms() -> None:
         assert emulator.header_constant(f"kWgrad{name}") == expected
 
 
-def fit_script() -> dict[str, Any]:
-    script = ROOT / "benchmarks" / "fit_wgrad.py"
-    namespace: dict[str, Any] = {"__name__": "fit", "__file__": str(script)}
-    exec(script.read_text(), namespace)
-    return namespace
-
-
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
-    namespace = fit_script()
-    constants, spread = namespace["fitted"](namespace["read"](namespace["MEASURED"]))
-    np.testing.assert_allclose(constants, namespace["known"](), rtol=0.01)
+    fit = script("fit_wgrad")
+    constants, spread = fit.fitted(fit.read_rows(fit.MEASURED))
+    np.testing.assert_allclose(constants, fit.known(), rtol=0.01)
     assert spread < 0.12
 
 
 def test_the_plans_chosen_are_among_the_fast_ones_measured() -> None:
     """Of the plans measured for a layer, the one that the rule prefers; the mean loss."""
-    namespace = fit_script()
+    fit = script("fit_wgrad")
     losses = []
-    rows = namespace["read"](namespace["MEASURED"])
+    rows = fit.read_rows(fit.MEASURED)
 
     def expected_time(row: dict[str, Any]) -> float:
-        return float(namespace["blocks"](row).split(tuple(row["workers"])).microseconds)
+        return float(fit.blocks(row).split(tuple(row["workers"])).microseconds)
 
     for _, group in groupby(rows, key=lambda row: (row["case"], row["dtype"])):
         measured = list(group)

@@ -7,7 +7,7 @@ compute-sanitizer --tool racecheck python -m tools.sanitize [SWEEP ...]
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -255,8 +255,8 @@ def staged_sweep() -> None:
             problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=True)
             tilings = planner.tilings(problem.in_three(), plans.cuda_hardware(0), on_trial=True)
             staged = [planner.record(each) for each in tilings if each.stage_pieces][::5]
-            for _ in with_each(planner.KERNEL, staged):
-                with torch.no_grad():
+            for record in staged:
+                with plans.given(planner.KERNEL, record), torch.no_grad():
                     y = operator(x, w, None, *steps)
                 torch.cuda.synchronize()
                 assert bool(torch.isfinite(y).all())
@@ -272,13 +272,13 @@ def mma_sweep() -> None:
         problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=tf32)
         back = replace(problem, direction="grad_input")
         rest = (problem.stride, problem.padding, problem.output_padding, groups, problem.dilation)
-        for _ in with_each(mma.KERNEL, some_mma_plans(problem)):
-            with torch.no_grad():
+        for record in some_mma_plans(problem):
+            with plans.given(mma.KERNEL, record), torch.no_grad():
                 y = operator(x, w, None, s, p, 0, groups, d)
             torch.cuda.synchronize()
             assert bool(torch.isfinite(y).all())
-        for _ in with_each(mma.KERNEL, some_mma_plans(back)):
-            with torch.no_grad():
+        for record in some_mma_plans(back):
+            with plans.given(mma.KERNEL, record), torch.no_grad():
                 gx = ops.GRADIENTS["grad_input"](y, w, x.shape, *rest)
             torch.cuda.synchronize()
             assert bool(torch.isfinite(gx).all())
@@ -293,19 +293,6 @@ def some_mma_plans(problem: Problem) -> Iterator[tuple[int, ...]]:
         these = [t for t in these if mma_tiling.fits(t, hardware)]
         for tiling in these[:: max(len(these) // 5, 1)]:
             yield mma.record(tiling.work, tiling)
-
-
-def with_each(kernel: str, records: Iterable[tuple[int, ...]]) -> Iterator[None]:
-    """Goes on with each plan in turn in place of the planner's own."""
-    asked = plans.record
-    try:
-        for record in records:
-            plans.record = lambda _, record=record: [plans.KERNEL_IDS[kernel], *record]
-            plans.clear()
-            yield
-    finally:
-        plans.record = asked
-        plans.clear()
 
 
 def bias_sweep() -> None:
