@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import upconv
-from upconv import libraries, ops, plans
-from upconv.planner import Problem, cpu, make_plan
+from upconv import libraries, plans
+from upconv.planner import cpu
 
 KINDS = {"float16": "cuda_fp16", "float32": "cuda_strict", "bfloat16": "cuda"}
 
@@ -99,16 +99,24 @@ def test_steps_without_end_are_pytorchs(stride: int) -> None:
 
 
 def test_a_given_plan_serves_until_the_end() -> None:
-    assert ops.serve("cpu")  # until then the planner is asked whether it is worth a build
+    key = key_of("float32", "cpu")
+    before = plans.record(key)
+    with plans.given("direct_fprop", (5, 6)):
+        assert plans.record(key) == [plans.KERNEL_IDS["direct_fprop"], 5, 6]
+        with plans.given("mma_fprop", (7,)):
+            assert plans.record(key) == [plans.KERNEL_IDS["mma_fprop"], 7]
+        assert plans.record(key)[1:] == [5, 6]
+    assert plans.record(key) == before
+
+
+def test_a_given_plan_is_what_a_call_runs() -> None:
+    """Of another layer's plan a call says so, and is right again behind it."""
     x, w = torch.randn(1, 8, 40, 40), torch.randn(8, 8, 3, 3)
-    problem = Problem.of(1, 8, 8, (40, 40), 3, bias=False)
-    plan = make_plan(problem, plans.cpu_hardware(torch.get_num_threads()), cpu.KERNEL)
-    asked = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plans, "plan_of", lambda key: asked.append(key))
-        with plans.given(plan.kernel, plan.chosen.params):
-            torch.testing.assert_close(upconv.conv_transpose2d(x, w), F.conv_transpose2d(x, w))
-        assert not asked
+    expected = F.conv_transpose2d(x, w)
+    torch.testing.assert_close(upconv.conv_transpose2d(x, w), expected)
+    with (
+        plans.given(cpu.KERNEL, (1, 2, 3)),
+        pytest.raises(RuntimeError, match="does not fit the compiled"),
+    ):
         upconv.conv_transpose2d(x, w)
-    assert len(asked) == 1
-    plans.clear()  # of what the planner was not asked for
+    torch.testing.assert_close(upconv.conv_transpose2d(x, w), expected)
