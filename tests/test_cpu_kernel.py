@@ -21,9 +21,9 @@ from upconv.planner import cpu as planner
 SOURCES = Path(planner.__file__).parents[1] / "csrc" / "cpu"
 ENTRY = """
 #include "fprop.h"
-extern "C" void run(const int64_t* params, int dtype, const void* x, const void* w,
+extern "C" bool run(const int64_t* params, int dtype, const void* x, const void* w,
                     const void* bias, void* y, int threads) {
-  upconv::cpu_fprop(params, static_cast<upconv::DType>(dtype), x, w, bias, y, threads);
+  return upconv::cpu_fprop(params, static_cast<upconv::DType>(dtype), x, w, bias, y, threads);
 }
 """
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -32,7 +32,12 @@ CONV = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 GUARD = 64
 """Elements of NaN on either side of every tensor: what is read or written there shows."""
 
-Kernel = Callable[..., None]
+Kernel = Callable[..., bool]
+
+
+class Declined(Exception):
+    """The kernel left the call to others."""
+
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 
@@ -55,7 +60,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
         ["g++", "-shared", "-fopenmp", *objects, "-o", "kernel.so"], cwd=folder, check=True
     )
     run = ctypes.CDLL(str(folder / "kernel.so")).run
-    run.restype = None
+    run.restype = ctypes.c_bool
     return run
 
 
@@ -86,7 +91,7 @@ def run_kernel(
     shape = (problem.batch, problem.out_channels, *problem.out_size)
     memory = torch.full((prod(shape) + 2 * GUARD,), float("nan"), dtype=x.dtype)
     operands = [guarded(x), guarded(w), None if bias is None else guarded(bias)]
-    kernel(
+    served = kernel(
         (ctypes.c_int64 * len(params))(*params),
         DTYPES.index(x.dtype),
         *(ctypes.c_void_p(None if t is None else t.data_ptr()) for t in operands),
@@ -95,6 +100,8 @@ def run_kernel(
     )
     assert memory[:GUARD].isnan().all(), "wrote before the output"
     assert memory[-GUARD:].isnan().all(), "wrote after the output"
+    if not served:
+        raise Declined
     return memory[GUARD:-GUARD].view(shape)
 
 
@@ -249,6 +256,83 @@ def test_every_16_bit_number_converts_as_in_torch(
     expected = (wide[0, 0] + wide[0, 1] * w[1, 0, 0].double()).float().to(dtype)
     assert torch.equal(y.isnan(), expected.isnan())
     assert torch.equal(y.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
+def numbers_of(dtype: torch.dtype, *bits: int) -> torch.Tensor:
+    """Numbers by their bits; those of a shorter type are the upper ones of `bits`."""
+    width = dtype.itemsize * 8
+    wide = [pattern >> 64 - width for pattern in bits]
+    signed = [value - (value >> width - 1 << width) for value in wide]
+    return torch.tensor(signed, dtype=getattr(torch, f"int{width}")).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("isa", ISAS)
+def test_declines_every_weight_that_is_infinite_or_nan(
+    kernel: Kernel, isa: str, dtype: torch.dtype
+) -> None:
+    """Zeros between the rows are multiplied by weights, which must not make NaN of them."""
+    problem = Problem.of(1, 18, 6, (5,), 3, groups=2, dtype=str(dtype)[6:])
+    x, w, bias = operands(problem, dtype)
+    infinity = float("inf")
+    # The least NaN and the greatest: one bit of the fraction, and all bits.
+    least = {torch.float32: 0x7F80_0001 << 32, torch.float64: 0x7FF0_0000_0000_0001}
+    least |= {torch.bfloat16: 0x7F81 << 48, torch.float16: 0x7C01 << 48}
+    nans = numbers_of(dtype, least[dtype], 2**64 - 1)
+    assert nans.isnan().all()
+    for place in range(w.numel()):
+        bad = [infinity, -infinity, *nans][place % 4]
+        poisoned = w.clone()
+        poisoned.view(-1)[place] = bad
+        with pytest.raises(Declined):
+            run_kernel(kernel, problem, x, poisoned, bias, isa, 1 + place % 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("isa", ISAS)
+def test_serves_every_finite_weight(kernel: Kernel, isa: str, dtype: torch.dtype) -> None:
+    numbers = torch.arange(65536).to(torch.int16).view(torch.bfloat16)
+    if dtype == torch.float16:
+        numbers = numbers.view(dtype)
+    w = numbers.to(dtype)
+    w = torch.cat([w[w.isfinite()], torch.tensor([1, -1], dtype=dtype) * torch.finfo(dtype).max])
+    problem = Problem.of(1, 1, len(w), (1,), 1, bias=False, dtype=str(dtype)[6:])
+    x = torch.ones(1, 1, 1, dtype=dtype)
+    y = run_kernel(kernel, problem, x, w.view(1, -1, 1), None, isa)
+    assert torch.equal(y.flatten(), w)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("where", ["input", "bias"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_inputs_and_biases_may_be_infinite_or_nan(
+    kernel: Kernel, isa: str, where: str, value: float
+) -> None:
+    """They reach those outputs that they have a part in, and no others."""
+    torch.manual_seed(3)
+    for problem in (
+        Problem.of(2, 9, 5, (5, 6), 3, 2, 1),
+        Problem.of(1, 4, 6, (3, 4, 5), (3, 2, 3), (1, 2, 1), 1, dilation=(2, 1, 1), groups=2),
+        Problem.of(2, 3, 2, (20,), 5, 1, 1),
+    ):
+        x, w, bias = operands(problem, torch.float32)
+        assert bias is not None
+        poisoned = x if where == "input" else bias
+        poisoned.view(-1)[poisoned.numel() // 2] = value
+        y = run_kernel(kernel, problem, x, w, bias, isa)
+        expected = CONV[problem.ndim](
+            x.double(),
+            w.double(),
+            bias.double(),
+            problem.stride,
+            problem.padding,
+            problem.output_padding,
+            problem.groups,
+            problem.dilation,
+        )
+        assert not expected.isfinite().all()
+        assert expected.isfinite().any()
+        torch.testing.assert_close(y.double(), expected, rtol=0, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.slow

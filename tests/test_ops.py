@@ -81,6 +81,22 @@ def test_all_of_this_holds_before_anything_is_built() -> None:
     assert "unbuilt: all well" in done.stdout
 
 
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_weights_that_are_infinite_or_nan_are_pytorchs(ndim: int, value: float) -> None:
+    """Outputs that such a weight has no part in stay finite, recorded or not."""
+    given = [t.detach() for t in checks.tensors(ndim)]
+    given[1].view(-1)[0] = value
+    expected = checks.THEIRS[ndim](*given, *checks.PARAMETERS[ndim])
+    assert expected.isfinite().any()
+    assert not expected.isfinite().all()
+    for recorded in (False, True):
+        tensors = [t.clone().requires_grad_(recorded) for t in given]
+        output = checks.public(ndim)(*tensors, *checks.PARAMETERS[ndim])
+        assert output.requires_grad == recorded
+        torch.testing.assert_close(output.detach(), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_only_the_gradients_asked_for_are_computed(
     wanted: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -43,18 +43,20 @@ bool record_complete(const PlanKey& key, const PlanRecord& plan) {
   return at == size;
 }
 
+// Nothing where the kernel declines the call.
 template <int N>
-Tensor run_cpu_fprop(const PlanKey& key, const PlanRecord& plan, const Call& call) {
+std::optional<Tensor> run_cpu_fprop(const PlanKey& key, const PlanRecord& plan, const Call& call) {
   const std::array<int64_t, N + 2> shape = output_shape<N>(key);
   const bool batched = call.input.dim() == N + 2;
   const Tensor x = call.input.contiguous();
   const Tensor w = call.weight.contiguous();
   const Tensor b = call.has_bias() ? call.bias.contiguous() : Tensor();
   Tensor y(at::detail::empty_cpu(at::IntArrayRef(shape).slice(batched ? 0 : 1), x.options()));
-  cpu_fprop(plan.params.data(), static_cast<DType>(key[kKeyDtype]), x.const_data_ptr(),
-            w.const_data_ptr(), b.defined() ? b.const_data_ptr() : nullptr, y.mutable_data_ptr(),
-            static_cast<int>(key[kKeyThreads]));
-  return y;
+  const bool served =
+      cpu_fprop(plan.params.data(), static_cast<DType>(key[kKeyDtype]), x.const_data_ptr(),
+                w.const_data_ptr(), b.defined() ? b.const_data_ptr() : nullptr,
+                y.mutable_data_ptr(), static_cast<int>(key[kKeyThreads]));
+  return served ? std::optional<Tensor>(std::move(y)) : std::nullopt;
 }
 
 // Our kernel's output, or nothing where PyTorch's is to run.

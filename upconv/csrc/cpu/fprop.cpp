@@ -237,7 +237,7 @@ void share(int64_t count, int threads, const Task& task) {
 
 }  // namespace
 
-void cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
+bool cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
                const void* bias_or_null, void* y, int threads) {
   PreparedJob job;
   job.dtype = dtype;
@@ -258,7 +258,7 @@ void cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
   const int64_t element = is_double ? sizeof(double) : sizeof(float);
   const Kernels& kernels = choose_kernels(params[kIsa], is_double);
   job.flat_size = job.batch * job.pitch[0] * job.pitch[1] * job.pitch[2];
-  if (job.flat_size == 0 || job.cout == 0) return;
+  if (job.flat_size == 0 || job.cout == 0) return true;
   job.tiles = (job.flat_size + job.tile - 1) / job.tile;
   job.read_phases(params + kPhaseLists);
   job.lay_out_input();
@@ -281,11 +281,16 @@ void cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
   job.packed = workspace.get(packed_bytes + threads * job.scratch_bytes);
   char* scratch = static_cast<char*>(job.packed) + packed_bytes;
   const int64_t pack_items = job.groups * ((job.cin + kPackChannels - 1) / kPackChannels);
-  share(pack_items, threads, [&](int64_t item, int) { kernels.pack(job, item); });
-  share(job.items(), threads, [&](int64_t item, int thread) {
-    kernels.compute(job, item, scratch + thread * job.scratch_bytes);
+  std::atomic<bool> finite{true};
+  share(pack_items, threads, [&](int64_t item, int) {
+    if (!kernels.pack(job, item)) finite.store(false, std::memory_order_relaxed);
   });
+  if (finite.load(std::memory_order_relaxed))
+    share(job.items(), threads, [&](int64_t item, int thread) {
+      kernels.compute(job, item, scratch + thread * job.scratch_bytes);
+    });
   workspace.trim();
+  return finite.load(std::memory_order_relaxed);
 }
 
 }  // namespace upconv

@@ -33,7 +33,11 @@ enum Param : int {
 // y = conv_transpose(x, w) + bias. All tensors are contiguous: x (N, Cin, *in), w (Cin,
 // Cout/groups, *kernel), y (N, Cout, *out), which need not be initialised. `threads` is an upper
 // bound.
-void cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
+//
+// False, and nothing of worth in y, where a weight is infinite or NaN: the kernel multiplies the
+// zeros between rows by weights as well, and zero times such a weight is NaN, in outputs that the
+// weight has no part in. Inputs and biases may be anything.
+bool cpu_fprop(const int64_t* params, DType dtype, const void* x, const void* w,
                const void* bias_or_null, void* y, int threads);
 
 }  // namespace upconv

@@ -83,5 +83,26 @@ static void write_row(DType dtype, const float* from, void* to, int64_t at, int6
 }
 static void write_row(DType, const double*, void*, int64_t, int64_t) {}
 
+// Is none of the numbers from element `at` infinite or NaN? Those have an exponent of all ones, and
+// one more in its lowest bit carries into the sign's place. Integers, which vectors take well: 0.1
+// cycles a float.
+template <class Bits>
+static bool all_finite(const void* from, int64_t at, int64_t length, Bits exponent) {
+  const Bits lowest = exponent & -exponent;
+  Bits carried = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    Bits number;
+    memcpy(&number, static_cast<const char*>(from) + (at + i) * sizeof(Bits), sizeof(Bits));
+    carried |= (number & exponent) + lowest;
+  }
+  return carried >> (8 * sizeof(Bits) - 1) == 0;
+}
+
+static bool all_finite(DType dtype, const void* from, int64_t at, int64_t length) {
+  if (dtype == DType::f32) return all_finite<uint32_t>(from, at, length, 0x7f800000u);
+  if (dtype == DType::f64) return all_finite<uint64_t>(from, at, length, 0x7ff0000000000000u);
+  return all_finite<uint16_t>(from, at, length, dtype == DType::bf16 ? 0x7f80 : 0x7c00);
+}
+
 }  // namespace UPCONV_ISA
 }  // namespace upconv

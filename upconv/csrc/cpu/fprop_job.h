@@ -80,8 +80,9 @@ struct Job {
 
 // What one instruction set offers, for one computing type (float, double).
 struct Kernels {
-  int max_rows;                                // widest micro-kernel
-  void (*pack)(const Job& job, int64_t item);  // groups x ceil(cin / kPackChannels) items
+  int max_rows;  // widest micro-kernel
+  // Of groups x ceil(cin / kPackChannels) items; false where a weight is infinite or NaN.
+  bool (*pack)(const Job& job, int64_t item);
   void (*compute)(const Job& job, int64_t item, void* scratch);
 };
 

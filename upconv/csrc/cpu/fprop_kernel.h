@@ -283,9 +283,9 @@ static void compute(const Job& job, int64_t item, void* scratch) {
 
 // `kPackChannels` input channels of one group, from (cin, cout, kernel) to
 // [block][phase][channel block][tap][cin][rows]: few enough that what they read stays in L1 while
-// the taps pass, and enough to write whole cache lines.
+// the taps pass, and enough to write whole cache lines. False where one is infinite or NaN.
 template <class T, class Stored, T (*Convert)(Stored)>
-static void pack(const Job& job, int64_t item) {
+static bool pack(const Job& job, int64_t item) {
   static_assert(kChannelBlock % kPackChannels == 0, "a part lies in one block of channels");
   const int64_t parts = (job.cin + kPackChannels - 1) / kPackChannels;
   const int64_t group = item / parts, first = item % parts * kPackChannels;
@@ -295,6 +295,9 @@ static void pack(const Job& job, int64_t item) {
   const int64_t kernel = job.kernel[0] * job.kernel[1] * job.kernel[2];
   const int64_t phases = job.phase_count[0] * job.phase_count[1] * job.phase_count[2];
   const int64_t cout = job.cout;
+  if (!all_finite(job.dtype, job.w, (group * job.cin + first) * cout * kernel,
+                  count * cout * kernel))
+    return false;
   for (int64_t b = 0; b < job.block_count; ++b) {
     const ChannelBlock block = job.blocks[b];
     const Stored* from = static_cast<const Stored*>(job.w) +
@@ -318,18 +321,16 @@ static void pack(const Job& job, int64_t item) {
       }
     }
   }
+  return true;
 }
 
 static inline float same(float number) { return number; }
 static inline double same(double number) { return number; }
 
-static void pack_float(const Job& job, int64_t item) {
-  if (job.dtype == DType::f32)
-    pack<float, float, same>(job, item);
-  else if (job.dtype == DType::bf16)
-    pack<float, uint16_t, bfloat_to_float>(job, item);
-  else
-    pack<float, uint16_t, half_to_float>(job, item);
+static bool pack_float(const Job& job, int64_t item) {
+  if (job.dtype == DType::f32) return pack<float, float, same>(job, item);
+  if (job.dtype == DType::bf16) return pack<float, uint16_t, bfloat_to_float>(job, item);
+  return pack<float, uint16_t, half_to_float>(job, item);
 }
 
 // ------------------------------------------------------------------------------------ table
