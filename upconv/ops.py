@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import autograd, plans
+from . import autograd, flops, plans
 from .checks import check_call, check_grad_output, expand_all
 from .libraries import compiled, serve
 from .planner import Plan
@@ -291,6 +291,7 @@ def _register() -> None:
     _implement("_check_gradient", "CompositeExplicitAutograd", _check_gradient)
     _implement("_make_plan", "CompositeExplicitAutograd", plans.answer)
     plans.on_clear(_clear_compiled_plans)
+    flops.register_at_import()
 
 
 _register()
