@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from upconv import accuracy, bench, contenders, floor, gradients, libraries, stopwatch, tables
+from upconv import accuracy, bench, contenders, floor, gradients, jit, libraries, stopwatch, tables
 from upconv.bench import Kind, Row, Settings, Timing, fit_batch, measure, summary
 from upconv.cases import Case
 from upconv.explain import explanation_of, this_hardware
@@ -163,6 +163,20 @@ def test_every_row_says_which_library_is_missing(monkeypatch: pytest.MonkeyPatch
     row = measure(case, QUICK)
     assert explanation_of(row.problem, this_hardware("cpu"), here=True).plan.kernel == "cpu_fprop"
     assert (row.kernel, row.reason) == ("aten", "no compiler")
+
+
+def test_a_row_says_what_ran_after_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what stood in the way of the library before it was tried."""
+    asked = []
+
+    def obstacle(kind: str) -> str:
+        asked.append(kind)
+        return "the last build failed" if len(asked) == 1 else ""
+
+    monkeypatch.setattr(jit, "obstacle", obstacle)
+    row = measure(Case("dense", 1, 64, 64, (16, 16), (4, 4), 2, 1, 0, 1, 1), QUICK)
+    assert asked
+    assert row.kernel == "cpu_fprop"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import upconv
+from upconv import jit, ops
+from upconv.autograd import pytorch_errs
 from upconv.explain import Explanation, check, explain, explanation_of
 from upconv.jit import loader
 from upconv.planner import ATEN, H200, KERNELS, Hardware, Problem
@@ -117,7 +119,10 @@ def test_a_setting_that_overrules_the_plan_is_said(monkeypatch: pytest.MonkeyPat
         monkeypatch.undo()
         env.reload()
     assert explanation.kernel == ATEN
-    assert "UPCONV_BACKEND=aten" in str(explanation)
+    text = str(explanation)
+    assert "kernel   aten: PyTorch's operator runs, since UPCONV_BACKEND=aten\n" in text
+    assert "planned  cpu_fprop, " in text
+    assert not explanation.recorded
 
 
 def test_it_says_that_a_library_was_tried_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +133,9 @@ def test_it_says_that_a_library_was_tried_in_vain(monkeypatch: pytest.MonkeyPatc
     assert explanation.plan.kernel == "cpu_fprop"
     assert explanation.kernel == ATEN
     assert explanation.as_dict()["kernel"] == ATEN
+    assert "kernel   aten: PyTorch's operator runs, since the library cpu is not" in str(
+        explanation
+    )
     assert "the library cpu is not available (no C++ compiler)" in str(explanation)
     elsewhere = explain(layer, (1, 64, 32, 32), hardware=explanation.plan.hardware)
     assert elsewhere.kernel == "cpu_fprop"
@@ -144,12 +152,56 @@ def test_it_says_that_a_library_was_tried_in_vain(monkeypatch: pytest.MonkeyPatc
 def test_of_the_gpus_libraries_each_is_missed_where_it_is_needed(
     monkeypatch: pytest.MonkeyPatch, kind: str, without: list[str]
 ) -> None:
-    monkeypatch.setitem(loader._results, kind, loader.LoadResult(kind, False, reason="no nvcc"))
+    monkeypatch.setattr(jit, "obstacle", lambda asked: "no nvcc" if asked == kind else "")
     problem = Problem.of(128, 512, 256, (8, 8), 4, 2, 1, dtype="float16")
     explanation = explanation_of(problem, H200, here=True)
     assert list(explanation.missing) == without
     assert str(explanation).count("no nvcc") == len(without)
     assert f"the library {kind} is not available" in str(explanation)
+
+
+def test_it_finds_out_what_nothing_has_tried_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new process, such as the command's, no library has been asked for."""
+    monkeypatch.delitem(loader._results, "cpu", raising=False)
+    layer = nn.ConvTranspose2d(64, 64, 4, 2, 1)
+    monkeypatch.setattr(loader.store, "find", lambda *given, **more: [])
+    assert explain(layer, (8, 64, 32, 32)).kernel == "cpu_fprop"  # to be built at the first call
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.delenv("CXX", raising=False)
+    explanation = explain(layer, (8, 64, 32, 32))
+    assert explanation.kernel == ATEN
+    assert "no C++ compiler was found" in explanation.missing["forward"]
+    assert "cpu" not in loader._results
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_who_records_gradients_is_said_as_it_is_done(dtype: torch.dtype) -> None:
+    layer = upconv.ConvTranspose2d(16, 16, 4, 2, 1, dtype=dtype)
+    seen = set()
+    ops.clear_plans()
+    for side in (8, 96):
+        explanation = explain(layer, (1, 16, side, side))
+        output = layer(torch.zeros(1, 16, side, side, dtype=dtype))
+        ours = type(output.grad_fn).__name__ == "ConvTransposeFunctionBackward"
+        by_pytorch = explanation.kernel == ATEN or bool(explanation.recorded)
+        assert ours != by_pytorch or pytorch_errs(output)
+        said = "recorded any gradient: PyTorch's operator runs" in str(explanation)
+        assert said == bool(explanation.recorded)
+        assert explanation.as_dict()["recorded_by_pytorch"] == explanation.recorded
+        seen.add(said)
+    assert seen == ({False} if pytorch_errs(layer.weight) else {True, False})
+
+
+def test_who_records_gradients_on_a_gpu() -> None:
+    """What all wanted passes save together decides: of many calls, the first alone, or none."""
+    found = [
+        explain(Problem.of(batch, 64, 64, (32, 32), 3, tf32=True), hardware=H200)
+        for batch in (4, 24, 32, 40, 64)
+    ]
+    assert list(found[0].recorded) == ["any gradient"]
+    assert ["grad_input"] in [list(explanation.recorded) for explanation in found]
+    assert not found[-1].recorded
+    assert "recorded any gradient: PyTorch's operator runs, since recording" in str(found[0])
 
 
 def test_what_is_not_a_layer() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import upconv
-from upconv import functional, ops
+from upconv import ops, recording
 from upconv.jit import load
 
 # in, out, kernel, stride, padding, output padding, groups; and the size of an input
@@ -34,7 +34,7 @@ GRADIENTS = {
 def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Our kernels wherever they are legal, in recorded calls too."""
     assert load("cpu").ok
-    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
+    monkeypatch.setattr(recording, "WORTH_RECORDING_US", 0.0)
     with ops.forced("cpu_fprop"):
         yield
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 import upconv
-from upconv import functional, ops, plans
+from upconv import functional, ops, plans, recording
 from upconv.planner import H200, Candidate, Problem, make_plan
 
 PAIRS = [
@@ -113,7 +113,7 @@ def test_short_recorded_calls_take_pytorchs_gradients(monkeypatch: pytest.Monkey
     w.requires_grad_()
     with ops.forced("cpu_fprop"):
         for limit, name in ((1e9, "Convolution"), (0.0, "ConvTransposeFunction")):
-            monkeypatch.setattr(functional, "WORTH_RECORDING_US", limit)
+            monkeypatch.setattr(recording, "WORTH_RECORDING_US", limit)
             ops.clear_plans()
             for _ in range(2):
                 y = upconv.conv_transpose2d(x, w)

@@ -402,6 +402,42 @@ def test_prebuild(build_cache, tiny_cpu):
     assert store.find(build_cache, result.path.parent.name) == [result.path]
 
 
+def test_an_obstacle_is_told_before_anything_is_built(build_cache, tiny_cpu, monkeypatch):
+    """What a load would find, at every stage of a library's life; nothing is remembered."""
+    assert jit.obstacle("cpu") == ""  # there is a compiler
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(build_cache))
+    assert "no C++ compiler was found" in jit.obstacle("cpu")
+    assert not build_cache.exists()
+    monkeypatch.setenv("PATH", path)
+    assert loader.obtain(tiny_cpu).built
+    monkeypatch.setenv("PATH", str(build_cache))
+    assert jit.obstacle("cpu") == ""  # what is built needs no compiler
+    assert loader._results == {}
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert jit.obstacle("cpu") == "no kernels are built on darwin"
+
+
+def test_a_build_that_failed_is_an_obstacle(build_cache, tiny_cpu, tiny_sources):
+    (tiny_sources / "tiny.h").write_text("#error out of order\n")
+    assert not loader.obtain(tiny_cpu).ok
+    reason = jit.obstacle("cpu")
+    assert "the build failed: " in reason
+    assert "out of order" in reason
+    assert str(build_cache / store.LOGS) in reason
+    assert reason.endswith("`upconv build cpu` tries again")
+    (tiny_sources / "tiny.h").write_text("#define ANSWER 42\n")
+    assert jit.obstacle("cpu") == ""  # other sources
+
+
+def test_what_was_loaded_or_failed_in_this_process_is_what_an_obstacle_is(build_cache, monkeypatch):
+    monkeypatch.setitem(loader._results, "cpu", loader.LoadResult("cpu", False, reason="no luck"))
+    assert jit.obstacle("cpu") == "no luck"
+    monkeypatch.setitem(loader._results, "cpu", loader.LoadResult("cpu", True))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert jit.obstacle("cpu") == ""
+
+
 @pytest.mark.slow
 def test_the_real_library(tmp_path):
     """Built once for the whole test session; then loaded by a process without any tools."""

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 import upconv
-from upconv import functional, ops, plans
+from upconv import ops, plans, recording
 from upconv.jit import load
 
 TESTS = Path(__file__).parent
@@ -34,7 +34,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     otherwise, threads that wait for each other take 20 times as long.
     """
     assert load("cpu").ok
-    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
+    monkeypatch.setattr(recording, "WORTH_RECORDING_US", 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ops.forced("cpu_fprop"):

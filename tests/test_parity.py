@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import upconv
-from upconv import functional, ops
+from upconv import ops, recording
 
 EXAMPLES = 1000  # for each number of dimensions
 THEIRS = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -118,7 +118,7 @@ def check(case: Case, kernels: tuple[str | None, ...] = (None, "cpu_fprop")) -> 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 def test_drawn_configurations_equal_pytorch(ndim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else calls as small as these would record their gradients by PyTorch's function.
-    monkeypatch.setattr(functional, "WORTH_RECORDING_US", 0.0)
+    monkeypatch.setattr(recording, "WORTH_RECORDING_US", 0.0)
     seen = set()
 
     @settings(

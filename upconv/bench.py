@@ -331,6 +331,8 @@ def checked_and_timed(row: Row, settings: Settings, say: Say) -> Row:
     explanation = explanation_of(problem, this_hardware(device), here=True)
     needed = libraries.needed_for(device, explanation.plan.kernel, problem)
     missing = next((library for library in map(load, needed) if not library.ok), None)
+    # Anew: what stood in the way before the build may be gone.
+    explanation = explanation_of(problem, this_hardware(device), here=True)
     say("checking against float64")
     names, skipped = peers(settings.against, problem, device)
     contenders, results = first_results([*names, "upconv"], inputs, problem, skipped, grad_output)

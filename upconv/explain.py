@@ -22,6 +22,7 @@ from .planner import (
     Problem,
     make_plan,
 )
+from .recording import why_pytorchs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 AXES = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 """What the spatial dimensions are called, by how many there are."""
 
+ANY_GRADIENT = "any gradient"
 LINE_WIDTH = 100
 MOST_PHASES_LISTED = 16
 """Beyond this the products are counted, not listed: stride 8 in 2-D has 64 of them."""
@@ -45,7 +47,10 @@ class Explanation:
     gradients: tuple[Plan, ...] = ()
     """The plans of grad_input and grad_weight."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Directions whose library this process tried in vain, and why; PyTorch's operator runs."""
+    """Directions whose library is not to be had here, and why; PyTorch's operator runs."""
+    recorded: Mapping[str, str] = field(default_factory=dict)
+    """Gradients that PyTorch's function records, forward pass included, where they are wanted; and
+    why it does."""
 
     @property
     def problem(self) -> Problem:
@@ -53,7 +58,10 @@ class Explanation:
 
     @property
     def kernel(self) -> str:
-        """Name of the kernel that runs; "aten" is PyTorch's own operator."""
+        """Name of the kernel that runs; "aten" is PyTorch's own operator.
+
+        A call that records gradients may take PyTorch's all the same: `recorded` says which do.
+        """
         return self.runs(self.plan)
 
     def runs(self, plan: Plan) -> str:
@@ -101,6 +109,7 @@ class Explanation:
             "kernel": self.kernel,
             "overruled": self.overruled,
             "missing": dict(self.missing),
+            "recorded_by_pytorch": dict(self.recorded),
             "expected_us": chosen.microseconds if isfinite(chosen.microseconds) else None,
             "notes": list(chosen.notes),
             "refused": self.refused,
@@ -121,7 +130,7 @@ class Explanation:
                 _headline(self.plan),
                 _work(self),
                 _phase_lines(self.plan),
-                _kernel_lines(self.plan) + _why_not_lines(self, self.plan),
+                _kernel_lines(self),
                 _gradient_lines(self),
             )
             if lines
@@ -168,13 +177,41 @@ def explanation_of(problem: Problem, machine: Hardware, here: bool) -> Explanati
         for each in (plan, *gradients)
         if here and (reason := _why_missing(each))
     }
-    return Explanation(plan, overruled, tuple(gradients), missing)
+    recorded = {}
+    if not overruled and plan.problem.direction not in missing:
+        recorded = _recorded(plan, gradients, here, forced is not None)
+    return Explanation(plan, overruled, tuple(gradients), missing, recorded)
 
 
 def _why_missing(plan: Plan) -> str:
     if plan.kernel == ATEN:
         return ""
     return libraries.why_missing(plan.hardware.kind, plan.kernel, plan.problem)
+
+
+def _recorded(plan: Plan, gradients: Sequence[Plan], here: bool, forced: bool) -> dict[str, str]:
+    """Which gradients PyTorch's function records, and why; see recording.py."""
+    if plan.hardware.kind == "cpu":
+        if plan.kernel == ATEN or (here and _pytorch_errs(plan.problem)):
+            return {}
+        reason = why_pytorchs([plan])
+        return {ANY_GRADIENT: reason} if reason else {}
+    by_input, by_weight = gradients
+    found = {}
+    for wanted in ([by_input, by_weight], [by_input], [by_weight]):
+        if reason := why_pytorchs([plan, *wanted], forced):
+            found[" and ".join(each.problem.direction for each in wanted)] = reason
+    if all(each.kernel == ATEN for each in (plan, *gradients)):
+        return {}
+    return {ANY_GRADIENT: next(iter(found.values()))} if len(found) == 3 else found
+
+
+def _pytorch_errs(problem: Problem) -> bool:
+    import torch
+
+    from .autograd import pytorch_errs
+
+    return pytorch_errs(torch.empty(0, dtype=getattr(torch, problem.dtype)))
 
 
 def check(problem: Problem) -> None:
@@ -409,31 +446,34 @@ def _product_line(every: Sequence[tuple[tuple[int, ...], Sequence[object]]]) -> 
     return f"{len(counts)} phase{'s' * (len(counts) > 1)}, {each}{bare}"
 
 
-def _kernel_lines(plan: Plan) -> list[str]:
-    chosen = plan.chosen
-    known = isfinite(chosen.microseconds) and chosen.microseconds > 0
-    expected = f", {chosen.microseconds:.4g} us expected" if known else ""
-    lines = [f"kernel   {chosen.kernel}{expected}"]
-    lines += [f"         - {note}" for note in chosen.notes]
+def _planned(explanation: Explanation, plan: Plan, label: str) -> list[str]:
+    """What runs; the plan with its notes, where something keeps it from running, too."""
+    reason, microseconds = explanation.why_not(plan), plan.chosen.microseconds
+    lines = []
+    if reason and plan.kernel != ATEN:
+        lines.append(f"{label}{ATEN}: PyTorch's operator runs, since {reason}")
+        label = "planned".ljust(len(label))
+    known = isfinite(microseconds) and microseconds > 0
+    lines.append(f"{label}{plan.kernel}" + (f", {microseconds:.4g} us expected" if known else ""))
+    return lines + [f"         - {note}" for note in plan.chosen.notes]
+
+
+def _kernel_lines(explanation: Explanation) -> list[str]:
+    plan = explanation.plan
+    lines = _planned(explanation, plan, "kernel   ")
+    for index, (gradients, reason) in enumerate(explanation.recorded.items()):
+        label = "recorded" if index == 0 else ""
+        lines.append(f"{label:9}{gradients}: PyTorch's operator runs, since {reason}")
     for index, refusal in enumerate(plan.refused):
         label = "refused" if index == 0 else ""
         lines.append(f"{label:9}{refusal.kernel}: {refusal.reason}")
     return lines
 
 
-def _why_not_lines(explanation: Explanation, plan: Plan) -> list[str]:
-    reason = explanation.why_not(plan)
-    return [f"but      {reason}: PyTorch's operator runs"] if reason else []
-
-
 def _gradient_lines(explanation: Explanation) -> list[str]:
     """What the gradients use: kernel, expected time, and the notes, which state the workspace."""
-    lines = []
-    for plan in explanation.gradients:
-        known = isfinite(plan.chosen.microseconds)
-        expected = f", {plan.chosen.microseconds:.4g} us expected" if known else ""
-        lines.append(f"{plan.problem.direction:12} {plan.kernel}{expected}")
-        lines += [f"         - {note}" for note in plan.chosen.notes]
-        if not explanation.overruled:
-            lines += _why_not_lines(explanation, plan)
-    return lines
+    return [
+        line
+        for plan in explanation.gradients
+        for line in _planned(explanation, plan, f"{plan.problem.direction:13}")
+    ]

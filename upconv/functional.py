@@ -22,16 +22,10 @@ from . import ops, plans
 from .autograd import ATEN_CONV, pytorch_errs, records_gradient
 from .checks import check_call, expand_all
 from .planner import Plan
+from .recording import why_pytorchs
 
 Size = int | tuple[int, ...] | list[int]
 """One integer for every spatial dimension, or one for each."""
-
-WORTH_RECORDING_US = 100.0
-"""On a CPU a shorter call that records gradients takes PyTorch's function: ours are recorded in
-Python, about 30 us more a call, which a kernel that runs for 100 us or more can be expected to win
-back."""
-RECORDING_US = 30.0
-"""On a GPU the kernels of all passes together must be expected to save as much."""
 
 MOST_ROUTES = 16384
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
@@ -200,10 +194,11 @@ def _long_way(
     route: tuple[tuple[Any, ...], bool, bool | None] | None
     errs = pytorch_errs(input)  # then our operator records, whoever computes the forward pass
     if plan is not None and (native or errs or plan.hardware.kind == "cuda"):
-        worth = native and plan.chosen.microseconds >= WORTH_RECORDING_US
-        recorded: bool | None = worth or errs
+        recorded: bool | None
         if plan.hardware.kind == "cuda":
             recorded = _recording_pays(plan, tensors) if recording else None
+        else:
+            recorded = errs or (native and not why_pytorchs([plan]))
         route = _shortest(ndim, rest), native, recorded
     else:
         route = None
@@ -222,10 +217,8 @@ def _recording_pays(plan: Plan, tensors: tuple[Any, ...]) -> bool:
     asked = zip(tensors, ("grad_input", "grad_weight"), strict=False)
     directions = [direction for tensor, direction in asked if tensor.requires_grad]
     passes = [plan, *(plans.gradient_plan(plan, direction) for direction in directions)]
-    ours = [each for each in passes if each.kernel != "aten"]
-    saved = sum(each.saved_microseconds for each in ours)
-    worth = saved >= RECORDING_US or plans.forced_kernel() is not None
-    return bool(ours) and worth and ops.serve(plan.hardware.kind)
+    worth = not why_pytorchs(passes, forced=plans.forced_kernel() is not None)
+    return worth and ops.serve(plan.hardware.kind)
 
 
 def _shortest(ndim: int, rest: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -82,11 +82,11 @@ def needed_for(device: str, kernel: str, problem: Problem) -> tuple[str, str]:
 
 
 def why_missing(device: str, kernel: str, problem: Problem) -> str:
-    """What of a kernel's libraries was tried in this process and is not there; empty for none."""
+    """What of a kernel's libraries is not to be had here, and why; empty where all are."""
     from . import jit
 
     for kind in needed_for(device, kernel, problem):
-        if reason := jit.failure_of(kind):
+        if reason := jit.obstacle(kind):
             return f"the library {kind} is not available ({reason})"
     return ""
 

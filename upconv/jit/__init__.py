@@ -25,8 +25,8 @@ from .loader import (
     UpconvWarning,
     cache_state,
     clear,
-    failure_of,
     load,
+    obstacle,
     prebuild,
     spec,
 )
@@ -41,8 +41,8 @@ __all__ = [
     "UpconvWarning",
     "cache_state",
     "clear",
-    "failure_of",
     "load",
+    "obstacle",
     "prebuild",
     "spec",
 ]

@@ -91,10 +91,18 @@ def load(kind: str, capability: tuple[int, int] | None = None) -> LoadResult:
     return result
 
 
-def failure_of(kind: str) -> str:
-    """Why a library that was tried in this process is not there; empty where it is, or was not."""
+def obstacle(kind: str) -> str:
+    """Why a library is not to be had here; empty where nothing is known to stand in the way.
+
+    What `load` said, where it was asked in this process; else what it would find. Builds nothing.
+    """
     result = _results.get(kind)
-    return "" if result is None or result.ok else result.reason
+    if result is not None:
+        return result.reason
+    try:
+        return _ruled_out() or _Attempt(make_spec(kind, None)).obstacle()
+    except Exception as error:  # as it would stop `load`
+        return _in_words(error)
 
 
 def spec(kind: str, capability: tuple[int, int] | None = None) -> BuildSpec:
@@ -127,14 +135,23 @@ def clear() -> int:
 def _load_first(kind: str, capability: tuple[int, int] | None) -> LoadResult:
     started = time.monotonic()
     try:
-        if env.settings().backend == "aten":
-            return LoadResult(kind, False, reason="UPCONV_BACKEND=aten asks for PyTorch's kernels")
-        if sys.platform != "linux":
-            return LoadResult(kind, False, reason=f"no kernels are built on {sys.platform}")
+        if reason := _ruled_out():
+            return LoadResult(kind, False, reason=reason)
         result = obtain(make_spec(kind, capability))
     except Exception as error:  # a call that PyTorch can serve must not fail for our cache's sake
-        result = LoadResult(kind, False, reason=f"{type(error).__name__}: {error}")
+        result = LoadResult(kind, False, reason=_in_words(error))
     return replace(result, seconds=time.monotonic() - started)
+
+
+def _ruled_out() -> str:
+    """Why no library is loaded at all, if so."""
+    if env.settings().backend == "aten":
+        return "UPCONV_BACKEND=aten asks for PyTorch's kernels"
+    return "" if sys.platform == "linux" else f"no kernels are built on {sys.platform}"
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def obtain(spec: BuildSpec) -> LoadResult:
@@ -167,11 +184,15 @@ class _Attempt:
     def failure(self, reason: str) -> LoadResult:
         return LoadResult(self.spec.kind, False, reason="; ".join([reason, *self.notes]))
 
-    def from_cache(self) -> LoadResult | None:
+    def _look(self) -> None:
+        """What the library would be called now, and where it may lie."""
         self.key = self.spec.key()
         self.name = store.entry_name(self.spec, self.key, self.toolchain)
         self.notes.clear()
         self.folders = _folders(self.notes)
+
+    def from_cache(self) -> LoadResult | None:
+        self._look()
         for folder, _ in self.folders:
             found = self._load_from(folder)
             if found:
@@ -183,6 +204,19 @@ class _Attempt:
                 if found:
                     return found
         return None
+
+    def obstacle(self) -> str:
+        """What `from_cache` and `from_sources` would fail for, as far as can be seen beforehand."""
+        self._look()
+        missing = what_is_missing(self.toolchain)
+        folders = [folder for folder, _ in self.folders]
+        if any(store.find(folder, self.name, any_compiler=bool(missing)) for folder in folders):
+            return ""
+        logs = [store.log_path(folder, self.name) for folder in folders]
+        for log in () if missing else filter(Path.is_file, logs):
+            reason = _refused(error_line(log.read_text(errors="replace")), log)
+            return f"{reason}; `upconv build {self.spec.kind}` tries again"
+        return missing
 
     def from_sources(self) -> LoadResult:
         if self.missing:
