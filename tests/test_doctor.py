@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from upconv import accuracy, cli, doctor, libraries
+from upconv import accuracy, cli, doctor, env, libraries
+from upconv.jit import loader
 from upconv.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -42,7 +44,8 @@ def test_looking_only_builds_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "upconv", "doctor", "--no-self-test"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    assert "can build upconv's kernels" in done.stdout
+    assert "cpu: upconv's kernels where they win (nothing is in the way)" in done.stdout
+    assert done.stdout.endswith("all is well\n")
     assert not (tmp_path / "cache").exists()
 
 
@@ -104,12 +107,71 @@ def test_without_torch(tmp_path: Path) -> None:
     assert "UPCONV_BACKEND = auto" in done.stdout
 
 
-def test_without_a_compiler(tmp_path: Path) -> None:
-    """PyTorch's operator serves, so that all is well, and the report says why it does."""
+@pytest.mark.parametrize("options", [[], ["--no-self-test"]], ids=["all", "looking only"])
+def test_without_a_compiler(options: list[str], tmp_path: Path) -> None:
+    """Calls work, but nothing is faster: the report says so, why, and what to install."""
     environment = os.environ | {"PATH": str(tmp_path), "UPCONV_CACHE_DIR": str(tmp_path / "cache")}
     environment.pop("CXX", None)
+    command = [sys.executable, "-m", "upconv", "doctor", *options]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout + done.stderr
+    _, verdict = done.stdout.split("something is wrong:")
+    assert "calls on the CPU run on PyTorch's operator: no C++ compiler was found" in verdict
+    assert "apt-get install g++" in verdict
+    if not options:
+        assert "problems agree with float64" in done.stdout
+    assert "all is well" not in done.stdout
+
+
+def test_pytorchs_operator_by_choice_is_no_failure() -> None:
     command = [sys.executable, "-m", "upconv", "doctor"]
+    environment = os.environ | {"UPCONV_BACKEND": "aten"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "cpu: PyTorch's operator: no C++ compiler was found" in done.stdout
-    assert "problems agree with float64" in done.stdout
+    _, verdict = done.stdout.split("nothing is wrong, but upconv's kernels do not serve:")
+    assert "calls on the CPU run on PyTorch's operator: UPCONV_BACKEND=aten asks" in verdict
+
+
+def test_a_build_that_failed_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "the build failed: a.cpp:1: error"
+    failed = loader.LoadResult("cpu", False, reason=reason)
+    monkeypatch.setitem(loader._results, "cpu", failed)
+    monkeypatch.setattr(doctor, "kinds", lambda: ["cpu"])
+    expected = f"kernels: cpu: calls on the CPU run on PyTorch's operator: {reason}"
+    for section in (doctor.kernels(), doctor.expected_kernels()):
+        report = {"kernels": section}
+        assert doctor.failures(report) == [expected]
+        assert not section["cpu"]["available"]
+        assert json.loads(json.dumps(section)) == section
+
+
+@pytest.mark.parametrize(
+    ("capability", "forced", "wrong"),
+    [((9, 0), "", True), ((8, 0), "", False), ((8, 0), "x", True)],
+)
+def test_libraries_are_missed_on_gpus_that_they_would_serve(
+    capability: tuple[int, int], forced: str, wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On others no kernel runs by itself, so that nobody needs nvcc for them."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: capability)
+    monkeypatch.setattr(doctor, "kinds", lambda: ["cuda"])
+    monkeypatch.setitem(loader._results, "cuda", loader.LoadResult("cuda", False, reason="no nvcc"))
+    forcing = replace(env.settings(), force_kernel=forced or None)
+    monkeypatch.setattr(env, "_settings", forcing)
+    report = {"kernels": doctor.kernels()}
+    assert bool(doctor.failures(report)) == wrong
+    text = "calls on the GPU run on PyTorch's operator: no nvcc"
+    assert doctor.verdict(report).endswith(text)
+
+
+def test_every_library_has_words() -> None:
+    assert set(doctor.SERVED_BY) == set(libraries.KINDS)
+
+
+def test_the_help_states_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["doctor", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Exit code 0: upconv's kernels are there and right" in text
+    assert "1: something is to be mended" in text

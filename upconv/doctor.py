@@ -59,7 +59,11 @@ def examine(self_test: bool = True) -> Report:
 
 
 def failures(report: Report) -> list[str]:
-    """What makes the report a bad one; a missing compiler or GPU does not, upconv works without."""
+    """What makes the report a bad one.
+
+    Calls work without a compiler as well, but none gets faster, which is what upconv is there for.
+    A missing GPU is no failure, and neither is UPCONV_BACKEND=aten.
+    """
     found = [
         f"{name}: {section['error']}" for name, section in report.items() if "error" in section
     ]
@@ -69,8 +73,9 @@ def failures(report: Report) -> list[str]:
         if isinstance(variable, dict) and variable["error"]
     ]
     found += [
-        f"self-test: {name}: {row['problem']}"
-        for name, row in report.get("self-test", {}).items()
+        f"{section}: {name}: {row['problem']}"
+        for section in ("self-test", "kernels")
+        for name, row in report.get(section, {}).items()
         if isinstance(row, dict) and row["problem"]
     ]
     return found
@@ -204,6 +209,16 @@ def kinds() -> list[str]:
     return [kind for device in devices() for kind in libraries.of_device(device)]
 
 
+SERVED_BY = {
+    "cpu": "calls on the CPU",
+    "cuda": "calls on the GPU",
+    "cuda_wgrad": "gradients of weights on the GPU",
+    "cuda_fp16": "calls in FP16 on the GPU's tensor cores",
+    "cuda_strict": "calls in strict float32 on the GPU's tensor cores",
+}
+"""What each library is for."""
+
+
 def kernels() -> dict[str, Any]:
     """Which compiled libraries are loaded, and why not."""
     from .jit import load
@@ -211,24 +226,41 @@ def kernels() -> dict[str, Any]:
     found = {}
     for kind in kinds():
         result = load(kind)
-        if result.ok:
-            how = f"built in {result.seconds:.1f} s" if result.built else "from the cache"
-            found[kind] = f"upconv's kernels where they win ({result.path}, {how})"
-        else:
-            found[kind] = f"PyTorch's operator: {result.reason}"
+        how = f"built in {result.seconds:.1f} s" if result.built else "from the cache"
+        found[kind] = _library(kind, f"{result.path}, {how}", result.reason)
     return found
 
 
 def expected_kernels() -> dict[str, Any]:
     """The same without building: what stands in the way, if anything."""
-    from .jit import spec
-    from .jit.tools import find_toolchain, what_is_missing
+    from .jit import obstacle
 
-    found = {}
-    for kind in kinds():
-        missing = what_is_missing(find_toolchain(spec(kind)))
-        found[kind] = f"cannot build: {missing}" if missing else "can build upconv's kernels"
-    return found
+    return {kind: _library(kind, "nothing is in the way", obstacle(kind)) for kind in kinds()}
+
+
+def _library(kind: str, how: str, reason: str) -> dict[str, Any]:
+    """One row of the section; `problem` where there is something that the user should mend."""
+    text = f"upconv's kernels where they win ({how})"
+    if reason:
+        text = f"{SERVED_BY[kind]} run on PyTorch's operator: {reason}"
+    problem = text if reason and _to_mend(kind) else ""
+    return {"available": not reason, "text": text, "problem": problem}
+
+
+def _to_mend(kind: str) -> bool:
+    """Would the library be of use here? Not by choice, nor where no kernel of ours would serve."""
+    from . import env
+    from .planner.plan import PROVEN
+
+    if env.settings().backend == "aten" or sys.platform != "linux":
+        return False
+    if kind == "cpu" or env.settings().force_kernel:
+        return True
+    import torch
+
+    proven = {capability for capabilities in PROVEN.values() for capability in capabilities}
+    gpus = range(torch.cuda.device_count())
+    return any(torch.cuda.get_device_capability(gpu) in proven for gpu in gpus)
 
 
 def run_self_test() -> dict[str, Any]:
@@ -260,9 +292,19 @@ TITLES = {"variables": "UPCONV_* variables", "kernels": "what will run"}
 def render(report: Report) -> str:
     """The report for people."""
     blocks = [render_section(name, section) for name, section in report.items()]
+    return "\n\n".join([*blocks, verdict(report)])
+
+
+def verdict(report: Report) -> str:
+    """The last lines: fine or not, and by whom."""
     bad = failures(report)
-    verdict = "all is well" if not bad else "something is wrong:\n  " + "\n  ".join(bad)
-    return "\n\n".join([*blocks, verdict])
+    rows = [row for row in report.get("kernels", {}).values() if isinstance(row, dict)]
+    by_pytorch = [row["text"] for row in rows if not row["available"]]
+    if bad:
+        return "\n  ".join(["something is wrong:", *bad])
+    if by_pytorch:
+        return "\n  ".join(["nothing is wrong, but upconv's kernels do not serve:", *by_pytorch])
+    return "all is well"
 
 
 def render_section(name: str, section: dict[str, Any]) -> str:
@@ -278,6 +320,8 @@ def _lines(section: dict[str, Any], indent: str) -> list[str]:
             lines += [f"{indent}build {entry}: {_build(state)}" for entry, state in value.items()]
         elif isinstance(value, dict) and "set" in value:
             lines.append(f"{indent}{name} = {_variable(value)}")
+        elif isinstance(value, dict) and "text" in value:
+            lines.append(f"{indent}{name}: {value['text']}")
         elif isinstance(value, dict):
             lines += [f"{indent}{name}", *_lines(value, indent + "  ")]
         elif isinstance(value, list):
