@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -226,6 +227,28 @@ def test_types_of_parameters(name: str, value: Any, known: bool) -> None:
     ours = refusal(OURS[2], arguments)
     assert type(ours) is TypeError
     assert str(ours) == str(theirs)
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "output_padding", "dilation"])
+@pytest.mark.parametrize("number", [2.0, True, np.float64(1), np.True_], ids=repr)
+@pytest.mark.parametrize("spelling", [tuple, list])
+@pytest.mark.parametrize("kernel", ["cpu_fprop", "aten"])
+def test_equal_numbers_of_other_types_are_no_integers(
+    name: str, number: Any, spelling: type, kernel: str
+) -> None:
+    """(2.0, 2.0) == (2, 2): what a good call left behind must not let a bad one pass."""
+    fine = good(2, torch.float32) | {"stride": (3, 3)}
+    bad = fine | {name: spelling([number, number])}
+    theirs = refusal(by_position(F.conv_transpose2d), bad)
+    assert type(theirs) is TypeError
+    with ops.forced(kernel):
+        for whole in ((int(number),) * 2, (int(number), np.int64(number)), [int(number)] * 2):
+            for _ in range(2):
+                arguments = fine | {name: whole}
+                assert OURS[2](**arguments).shape == F.conv_transpose2d(**arguments).shape
+            ours = refusal(OURS[2], bad)
+            assert type(ours) is TypeError
+            assert str(ours) == str(theirs)
 
 
 @pytest.mark.parametrize("name", ["input", "weight", "bias"])

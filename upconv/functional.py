@@ -29,15 +29,15 @@ Size = int | tuple[int, ...] | list[int]
 
 MOST_ROUTES = 16384
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
-_SPELLINGS = (tuple, int, torch.Size)
 _DEFAULTS = ((1,), (0,), (0,), 1, (1,))
 
 _is_compiling = torch.compiler.is_compiling
 
+_Route = tuple[tuple[Any, ...], bool, bool | None, tuple[Any, ...]]
 # Per kind of call: None for PyTorch's function; else the arguments of the operator after the bias,
-# and whether it is the operator when gradients are not recorded and when they are (None: not known
-# yet).
-_routes: dict[Any, tuple[tuple[Any, ...], bool, bool | None] | None] = {}
+# whether it is the operator when gradients are not recorded and when they are (None: not known
+# yet), and the stride, padding, output padding and dilation as the first call gave them.
+_routes: dict[Any, _Route | None] = {}
 plans.on_clear(_routes.clear)
 
 
@@ -95,17 +95,15 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
                     return aten(
                         input, weight, bias, stride, padding, output_padding, groups, dilation
                     )
-            # 1.0 and True find the entry of 1, and the operator would not see the difference.
-            elif (
-                served
-                and route is not None
-                and type(groups) is int
-                and type(stride) in _SPELLINGS
-                and type(padding) in _SPELLINGS
-                and type(output_padding) in _SPELLINGS
-                and type(dilation) in _SPELLINGS
-            ):
-                return op(input, weight, bias, *route[0])
+            elif served and route is not None:
+                # 1.0 finds the entry of 1 and (2.0, 2.0) that of (2, 2): the operator would not see
+                # the difference. Layers give the same objects every time, which costs less to see.
+                known = route[3]
+                same = stride is known[0] and padding is known[1]
+                same = same and output_padding is known[2] and dilation is known[3]
+                same = same or _all_integers(stride, padding, output_padding, dilation)
+                if same and type(groups) is int:
+                    return op(input, weight, bias, *route[0])
         except (KeyError, TypeError, AttributeError, RuntimeError):
             pass  # a call of a new kind, or a bad one: the long way tells
         return _long_way(
@@ -155,11 +153,16 @@ def _well_typed(tensors: tuple[Any, ...], parameters: tuple[Any, ...]) -> bool:
         and isinstance(weight, Tensor)
         and (bias is None or isinstance(bias, Tensor))
         and _is_integer(groups)
-        and all(
-            all(map(_is_integer, size)) if isinstance(size, (tuple, list)) else _is_integer(size)
-            for size in (stride, padding, output_padding, dilation)
-        )
+        and _all_integers(stride, padding, output_padding, dilation)
     )
+
+
+def _all_integers(*sizes: Any) -> bool:
+    for size in sizes:
+        for value in size if isinstance(size, (tuple, list)) else (size,):
+            if type(value) is not int and not _is_integer(value):
+                return False
+    return True
 
 
 def _long_way(
@@ -191,7 +194,7 @@ def _long_way(
     plan = ops.planned(ndim, input, weight, bias, *rest)
     recording = records_gradient(*tensors)
     native = plan is not None and plan.kernel != "aten" and ops.serve(input.device.type)
-    route: tuple[tuple[Any, ...], bool, bool | None] | None
+    route: _Route | None
     errs = pytorch_errs(input)  # then our operator records, whoever computes the forward pass
     if plan is not None and (native or errs or plan.hardware.kind == "cuda"):
         recorded: bool | None
@@ -199,7 +202,7 @@ def _long_way(
             recorded = _recording_pays(plan, tensors) if recording else None
         else:
             recorded = errs or (native and not why_pytorchs([plan]))
-        route = _shortest(ndim, rest), native, recorded
+        route = _shortest(ndim, rest), native, recorded, (*parameters[:3], dilation)
     else:
         route = None
     if len(_routes) >= MOST_ROUTES:
