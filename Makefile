@@ -42,7 +42,8 @@ readme-plot: $(VENV)/.test
 
 # The CPU table of the README: measures every 2-D case, then writes the table.
 bench-cpu: $(VENV)/.test
-	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --out benchmarks/results/cpu-2threads.json
+	$(BIN)/upconv bench --device cpu --threads 2 --dims 2 --force \
+	  --out benchmarks/results/cpu-2threads.json
 	$(BIN)/python benchmarks/readme_table.py
 
 # The exported files under examples/kernelbench, each from the reference beside it.

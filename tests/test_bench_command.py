@@ -112,7 +112,7 @@ def test_stopped_before_the_first_case_an_older_file_stays(
     path = tmp_path / "results.json"
     path.write_text("older")
     monkeypatch.setattr(bench, "measure", stop)
-    assert run(*LAYER, *QUICK, "--out", str(path)) == 130
+    assert run(*LAYER, *QUICK, "--out", str(path), "--force") == 130
     assert "no case was finished" in capsys.readouterr().err
     assert path.read_text() == "older"
 
@@ -132,6 +132,38 @@ def test_resume_measures_only_what_is_missing(
     assert run(*LAYER, *QUICK, *out, "--against", "channels_last") == 2
     assert "against ['default'] there, ['channels_last'] now" in capsys.readouterr().err
     assert read(tmp_path / "results.json") == again
+
+
+@pytest.mark.parametrize("option", ["--out", "--csv"])
+def test_results_are_not_overwritten_by_a_typo(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    path = tmp_path / "an hour of measurements"
+    path.write_text("precious")
+    with monkeypatch.context() as patched:
+        patched.setattr(bench, "measure", lambda *given: pytest.fail("measured in vain"))
+        assert run(*LAYER, *QUICK, option, str(path)) == 2
+    error = capsys.readouterr().err
+    assert f"{option} {path} exists already: " in error
+    assert "overwrite it (--force), or choose another name" in error
+    assert ("go on with it (--resume)" in error) == (option == "--out")
+    assert path.read_text() == "precious"
+    assert run(*LAYER, *QUICK, option, str(path), "--force") == 0
+    assert "upconv" in path.read_text()
+
+
+def test_an_empty_file_holds_nothing_to_lose(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.touch()
+    assert run(*LAYER, *QUICK, "--out", str(path)) == 0
+    assert read(path)["complete"]
+
+
+def test_resuming_writes_the_csv_anew(tmp_path: Path) -> None:
+    files = ["--out", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]
+    assert run(*LAYER, *QUICK, *files) == 0
+    assert run(*LAYER, *QUICK, *files, "--resume", "--direction", "both") == 0
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 3
 
 
 def test_rows_of_another_kind_are_added_to_the_file(tmp_path: Path) -> None:
@@ -192,6 +224,7 @@ def test_results_are_shown_again(capsys: Capture) -> None:
     ("words", "message"),
     [
         (["kb69", "--resume"], "--resume goes on with the file of --out"),
+        (["kb69", "--out", "a.json", "--resume", "--force"], "--force drops it: give one"),
         (["kb69", "--csv", "/no/such/folder/a.csv"], "folder does not exist"),
         (["kb69", "--out", "/dev/null"], "is not a plain file"),
         (["kb69", "--device", "cpu", "--dtype", "tf32"], "tf32 is for GPUs only"),

@@ -72,11 +72,27 @@ def check_files(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name} {given} is not a plain file")
     if options.resume and not options.out:
         raise UsageError("--resume goes on with the file of --out: give that too")
+    if options.resume and options.force:
+        raise UsageError("--resume keeps what the file of --out holds, --force drops it: give one")
+    if not (options.resume or options.force):
+        refuse_to_overwrite(options)
     if options.results:
         measuring = {"cases": options.cases, "--out": options.out, "a layer": layer_given(options)}
         given = [name for name, value in measuring.items() if value]
         if given:
             raise UsageError(f"--results measures nothing: it does not go with {given[0]}")
+
+
+def refuse_to_overwrite(options: argparse.Namespace) -> None:
+    """A name typed wrongly must not cost the hour that another run took. Empty files hold none."""
+    ways = {
+        "out": "go on with it (--resume), overwrite it (--force)",
+        "csv": "overwrite it (--force)",
+    }
+    for name, instead in ways.items():
+        given = getattr(options, name)
+        if given and Path(given).exists() and Path(given).stat().st_size:
+            raise UsageError(f"--{name} {given} exists already: {instead}, or choose another name")
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:

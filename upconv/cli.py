@@ -164,6 +164,9 @@ def add_bench_parser(commands: Any) -> None:
     files = bench.add_argument_group("files")
     files.add_argument("--out", metavar="FILE", help="write the results as JSON, case by case")
     files.add_argument("--resume", action="store_true", help="go on with the file of --out")
+    files.add_argument(
+        "--force", action="store_true", help="overwrite the files of --out and --csv"
+    )
     files.add_argument("--csv", metavar="FILE", help="write the results as CSV, a line a case")
     files.add_argument(
         "--compare", metavar="OLD", help="show what got slower than in OLD; if any, exit code 1"
