@@ -66,15 +66,15 @@ def test_explain_draws(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "phases.svg"
     assert run("explain", *DCGAN, "--input", "8,8", "--draw", str(path)) == 0
     assert path.read_text().startswith("<?xml")
-    assert run("explain", *DCGAN, "--input", "8,8", "--draw", str(tmp_path / "a.pdf")) == 1
-    assert ".svg or .png" in capsys.readouterr().err
+    assert run("explain", *DCGAN, "--input", "8,8", "--draw", str(tmp_path / "a.pdf")) == 2
+    assert "upconv explain: a drawing is written as .svg or .png" in capsys.readouterr().err
 
 
 def test_drawing_without_matplotlib(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert run("explain", *DCGAN, "--input", "8,8", "--draw", str(tmp_path / "a.svg")) == 1
+    assert run("explain", *DCGAN, "--input", "8,8", "--draw", str(tmp_path / "a.svg")) == 2
     assert "pip install 'upconv[plot]'" in capsys.readouterr().err
 
 

@@ -253,3 +253,10 @@ def test_drawing_from_the_explanation(tmp_path: object) -> None:
 def test_explanations_are_values() -> None:
     assert explain(DCGAN, hardware=CPU) == explain(DCGAN, hardware=CPU)
     assert isinstance(explain(DCGAN, hardware=CPU), Explanation)
+
+
+def test_a_kernel_that_is_forced_for_a_while_is_named() -> None:
+    problem = Problem.of(1, 2, 2, (4, 4), 3)
+    for kernel in ("cpu_fprop", "aten"):
+        with ops.forced(kernel):
+            assert explain(problem, hardware=None).plan.kernel == kernel

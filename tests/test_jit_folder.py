@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jit_helpers import entries, leftovers, tiny_spec, warnings_of
 
-from upconv import env, jit
+from upconv import env, jit, libraries
 from upconv.jit import folder, loader, store
 
 pytest_plugins = ["jit_fixtures"]
@@ -295,6 +295,16 @@ def test_cache_state_and_clear(build_cache, built_tiny):
         "upconv-tmp-somewhere-1",
     ]
     assert jit.clear() == 0
+
+
+def test_builds_of_every_kind_are_listed_and_cleared(build_cache, built_tiny):
+    (entry,) = entries(built_tiny.folder)
+    rest = entry.name.removeprefix("tiny")
+    for kind in libraries.KINDS:
+        shutil.copytree(entry, build_cache / (kind + rest))
+    assert sorted(build.kind for build in jit.cache_state().entries) == sorted(libraries.KINDS)
+    assert jit.clear() == len(libraries.KINDS)
+    assert jit.cache_state().entries == ()
 
 
 def test_cache_state_of_impossible_folders(build_cache, monkeypatch):

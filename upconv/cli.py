@@ -278,7 +278,6 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 def run_explain(options: argparse.Namespace) -> int:
     from .cases import select
-    from .draw import DrawingError
     from .explain import check, explanation_of, hardware_named
 
     if options.case and layer_given(options):
@@ -293,13 +292,9 @@ def run_explain(options: argparse.Namespace) -> int:
     )
     check(problem)
     explanation = explanation_of(problem, machine, here=options.device != "h200")
-    print(json.dumps(explanation.as_dict(), indent=1) if options.json else explanation)
     if options.draw:
-        try:
-            print(f"drawn: {explanation.draw(options.draw)}", file=sys.stderr)
-        except DrawingError as error:
-            print(f"upconv: {error}", file=sys.stderr)
-            return FAILED
+        print(f"drawn: {explanation.draw(options.draw)}", file=sys.stderr)
+    print(json.dumps(explanation.as_dict(), indent=1) if options.json else explanation)
     return FINE
 
 

@@ -44,7 +44,7 @@ MOST_PLACES = 24
 INPUT_FILL = "#e8ecf1"
 
 
-class DrawingError(Exception):
+class DrawingError(ValueError):
     """The picture cannot be made; the text says what to do."""
 
 

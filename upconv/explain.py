@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from . import env, libraries
+from . import env, libraries, plans
 from .planner import (
     ATEN,
     DIRECTIONS,
@@ -165,9 +165,8 @@ def explain(
 
 def explanation_of(problem: Problem, machine: Hardware, here: bool) -> Explanation:
     """The plan as it would run; on this machine (`here`) the UPCONV_* variables have their say."""
-    settings = env.settings()
-    overruled = "UPCONV_BACKEND=aten" if here and settings.backend == "aten" else ""
-    forced = settings.force_kernel if here else None
+    overruled = "UPCONV_BACKEND=aten" if here and env.settings().backend == "aten" else ""
+    forced = plans.forced_kernel() if here else None
     plan, *gradients = (
         make_plan(replace(problem, direction=direction), machine, forced)
         for direction in DIRECTIONS

@@ -32,7 +32,7 @@ from .tools import Toolchain, compiler_version
 
 MANIFEST = "manifest.json"
 LOGS = "upconv-logs"
-_ENTRY = re.compile(r"[a-z]+-[0-9a-f]{16}-[0-9a-f]{8}")
+_ENTRY = re.compile(r"[a-z0-9_]+-[0-9a-f]{16}-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
