@@ -10,7 +10,7 @@ TORCH ?= 2.13.0
 PYTEST_FLAGS ?= -n 2
 
 BIN := $(VENV)/bin
-CPP_FILES := $(shell find upconv/csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CPP_FILES := $(shell find upconv/csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test check pytest format bench-cpu export-examples clean
 

@@ -106,7 +106,7 @@ def measured(case: Case, settings: Settings) -> dict[str, Any]:
     chosen = [plan.kernel for plan in plans]
     milliseconds = times(["torch", "upconv"])
     for kernel in KERNELS:
-        serves = set(SERVED.get(kernel, ("forward",))) & {p.problem.direction for p in plans}
+        serves = set(SERVED[kernel]) & {p.problem.direction for p in plans}
         others = plans_of(problem, backward, kernel)
         if serves and chosen != [plan.kernel for plan in others]:
             with ops.forced(kernel):

@@ -40,7 +40,7 @@ def emitted() -> dict[tuple[str, Problem], tuple[int, ...]]:
     for layer, (dtype, tf32), direction in product(LAYERS, TYPES, DIRECTIONS):
         problem = Problem.of(*layer, dtype=dtype, tf32=tf32, direction=direction)
         for name, consider in KERNELS.items():
-            if direction in SERVED.get(name, ("forward",)):
+            if direction in SERVED[name]:
                 answer = consider(problem, H200)
                 if isinstance(answer, Candidate):
                     found[name, problem] = answer.params

@@ -75,7 +75,8 @@ def test_the_installed_version_is_this_one() -> None:
 
 def test_house_number_of_functions() -> None:
     """Python functions of at most 60 lines."""
-    for path in (ROOT / "upconv").rglob("*.py"):
+    folders = ("upconv", "tools", "benchmarks")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
@@ -84,7 +85,8 @@ def test_house_number_of_functions() -> None:
 
 def test_house_number_of_files() -> None:
     """Files of at most 500 lines, those that a program writes left out."""
-    patterns = ("upconv/**/*.py", "upconv/csrc/**/*.*", "tests/*.py", "examples/**/*.py")
+    patterns = ["upconv/**/*.py", "upconv/csrc/**/*.*", "tests/*.py", "examples/**/*.py"]
+    patterns += ["tools/*.py", "benchmarks/*.py"]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         if path.is_file() and "__pycache__" not in path.parts:
             text = path.read_text()

@@ -80,7 +80,7 @@ inline std::vector<Meeting> warps;
 inline std::vector<std::vector<Deposit>> deposits;
 inline Meeting whole;
 inline std::function<void()> body;
-inline bool unfenced[1024];  // threads whose stores bulk copies do not see yet
+inline bool unfenced[1024];                  // threads whose stores bulk copies do not see yet
 inline const char *input_begin, *input_end;  // what __ldg may read
 
 inline void fail(const char* why) {

@@ -27,15 +27,15 @@ int run(const GatherParams& p, bool backwards) {
                [&] { gather::gather_igrad_kernel<Operand, n>(p); }); \
     return 0;                                                        \
   }
-#define UPCONV_WEIGHT(m, n)                                                 \
-  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                    \
-    run_blocks(p.blocks, threads, p.shared_bytes, backwards,                \
-               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); });     \
-    const gather::AddShape shape(p);                                        \
-    const int wide = gather::kGatherAddThreads;                             \
-    run_blocks(shape.blocks(p), wide, 4 * wide, backwards,                  \
-               [&] { gather::gather_wgrad_add<Operand>(p, shape); });       \
-    return 0;                                                               \
+#define UPCONV_WEIGHT(m, n)                                             \
+  if (p.by_weight && p.tiles_m == m && p.tiles_n == n) {                \
+    run_blocks(p.blocks, threads, p.shared_bytes, backwards,            \
+               [&] { gather::gather_wgrad_kernel<Operand, m, n>(p); }); \
+    const gather::AddShape shape(p);                                    \
+    const int wide = gather::kGatherAddThreads;                         \
+    run_blocks(shape.blocks(p), wide, 4 * wide, backwards,              \
+               [&] { gather::gather_wgrad_add<Operand>(p, shape); });   \
+    return 0;                                                           \
   }
   if constexpr (kInput) {
     UPCONV_GATHER_IGRAD_TILES(UPCONV_INPUT)

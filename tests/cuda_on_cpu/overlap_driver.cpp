@@ -37,21 +37,21 @@ OverlapBoxes described(const OverlapParams& p) {
   return boxes;
 }
 
-#define UPCONV_TILE(boxes_, m, n)                                                \
-  if (p.boxes == boxes_ && p.tiles_m == m && p.tiles_n == n)                     \
-    return run_blocks(                                                           \
+#define UPCONV_TILE(boxes_, m, n)                            \
+  if (p.boxes == boxes_ && p.tiles_m == m && p.tiles_n == n) \
+    return run_blocks(                                       \
         p, [&] { overlap::overlap_fprop_kernel<Operand, boxes_ != 0, m, n>(p, boxes); });
 #define UPCONV_BOX_TILE(m, n) UPCONV_TILE(1, m, n)
 #define UPCONV_COPY_TILE(m, n) UPCONV_TILE(0, m, n)
 
-#define UPCONV_PACK(name, operand)                                                                \
+#define UPCONV_PACK(name, operand)                                                               \
   cudaError_t overlap_pack_##name(const OverlapParams& p, const void* weight, void* packed,      \
                                   cudaStream_t) {                                                \
     const int wide = kOverlapPackThreads, blocks = (p.weight_bytes / 4 + wide - 1) / wide;       \
     for (int i = 0; i < blocks * p.groups; ++i) {                                                \
       cpu::block_index = {static_cast<unsigned>(i % blocks), static_cast<unsigned>(i / blocks)}; \
-      cpu::run_block(                                                                            \
-          wide, [&] { overlap::overlap_pack_kernel<gather::operand>(p, weight, packed); });      \
+      cpu::run_block(wide,                                                                       \
+                     [&] { overlap::overlap_pack_kernel<gather::operand>(p, weight, packed); }); \
     }                                                                                            \
     return cudaSuccess;                                                                          \
   }

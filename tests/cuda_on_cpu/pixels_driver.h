@@ -37,13 +37,13 @@ const char* run_pixels(bool (*read)(const int64_t*, int64_t, Params*),
 }  // namespace upconv
 
 // The entry point for a kernel whose functions have names that begin with `name`.
-#define UPCONV_PIXELS_DRIVER(name)                                                             \
-  extern "C" const char* upconv_run(                                                           \
-      const int64_t* record, int64_t length, const void* x, int64_t x_bytes,                   \
-      const void* weight, int64_t weight_bytes, const void* bias, int64_t bias_bytes, void* y, \
-      int64_t y_bytes, int multiprocessors, uint64_t seed) {                                   \
-    using namespace upconv;                                                                    \
-    return run_pixels(read_##name##_plan, name##_packed_bytes, name##_pack, name##_run,        \
-                      record, length, x, x_bytes, weight, weight_bytes, bias, bias_bytes, y,   \
-                      y_bytes, multiprocessors, seed);                                         \
+#define UPCONV_PIXELS_DRIVER(name)                                                              \
+  extern "C" const char* upconv_run(const int64_t* record, int64_t length, const void* x,       \
+                                    int64_t x_bytes, const void* weight, int64_t weight_bytes,  \
+                                    const void* bias, int64_t bias_bytes, void* y,              \
+                                    int64_t y_bytes, int multiprocessors, uint64_t seed) {      \
+    using namespace upconv;                                                                     \
+    return run_pixels(read_##name##_plan, name##_packed_bytes, name##_pack, name##_run, record, \
+                      length, x, x_bytes, weight, weight_bytes, bias, bias_bytes, y, y_bytes,   \
+                      multiprocessors, seed);                                                   \
   }

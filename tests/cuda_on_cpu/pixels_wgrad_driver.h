@@ -1,5 +1,5 @@
-// What tests call to run a Hopper kernel for the weight's gradient on the CPU's make-believe device,
-// whose operand A goes through registers.
+// What tests call to run a Hopper kernel for the weight's gradient on the CPU's make-believe
+// device, whose operand A goes through registers.
 #pragma once
 
 #include "ptx.cuh"
@@ -31,11 +31,11 @@ const char* run_wgrad(bool (*read)(const int64_t*, int64_t, Params*),
 }  // namespace upconv
 
 // The entry point for a kernel whose functions have this name in theirs.
-#define UPCONV_PIXELS_WGRAD_DRIVER(name)                                                          \
-  extern "C" const char* upconv_wgrad_run(const int64_t* record, int64_t length, const void* x,  \
-                                          int64_t x_bytes, const void* gy, int64_t gy_bytes,     \
-                                          void* gw, void* gb, uint64_t seed) {                   \
-    using namespace upconv;                                                                      \
-    return run_wgrad(read_##name##_plan, name##_workspace_bytes, name, record, length, x,        \
-                     x_bytes, gy, gy_bytes, gw, gb, seed);                                       \
+#define UPCONV_PIXELS_WGRAD_DRIVER(name)                                                           \
+  extern "C" const char* upconv_wgrad_run(const int64_t* record, int64_t length, const void* x,    \
+                                          int64_t x_bytes, const void* gy, int64_t gy_bytes,       \
+                                          void* gw, void* gb, uint64_t seed) {                     \
+    using namespace upconv;                                                                        \
+    return run_wgrad(read_##name##_plan, name##_workspace_bytes, name, record, length, x, x_bytes, \
+                     gy, gy_bytes, gw, gb, seed);                                                  \
   }

@@ -29,7 +29,7 @@ from . import (
 )
 from .candidate import ATEN, Candidate, Refusal
 from .geometry import GradTap, Phase, Tap, grad_taps, phases
-from .problem import DIRECTIONS, Hardware, Problem
+from .problem import Hardware, Problem
 
 KERNELS = {
     cpu.KERNEL: cpu.consider,
@@ -53,12 +53,14 @@ KERNELS = {
 """Every kernel of our own, by name. Each `consider` answers with a Candidate or a Refusal."""
 
 SERVED = {
+    cpu.KERNEL: ("forward",),
     sm90.KERNEL: ("forward", "grad_input"),
     sm90_patch.KERNEL: ("forward", "grad_input"),
     sm90_phases.KERNEL: ("forward", "grad_input"),
     sm90_walk.KERNEL: ("forward", "grad_input"),
     direct.KERNEL: ("forward", "grad_input"),
     mma.KERNEL: ("forward", "grad_input"),
+    overlap.KERNEL: ("forward",),
     sm90_wgrad.KERNEL: ("grad_weight",),
     sm90_patch_wgrad.KERNEL: ("grad_weight",),
     sm90_phases_wgrad.KERNEL: ("grad_weight",),
@@ -69,7 +71,7 @@ SERVED = {
     depthwise_wgrad.KERNEL: ("grad_weight",),
     depthwise_igrad.KERNEL: ("grad_input",),
 }
-"""The directions of the kernels that do not compute the forward pass alone."""
+"""The directions that each kernel computes."""
 
 PROVEN = {
     (sm90.KERNEL, "forward"): ((9, 0),),
@@ -190,7 +192,7 @@ def _superseded(kernel: str, problem: Problem, hardware: Hardware) -> str:
 def _answer(
     kernel: str, problem: Problem, hardware: Hardware, forced: str | None
 ) -> Candidate | Refusal:
-    served = SERVED.get(kernel, DIRECTIONS[:1])
+    served = SERVED[kernel]
     if problem.direction not in served:
         return Refusal(kernel, f"computes {' and '.join(served)}, not {problem.direction}")
     if kernel != forced and on_trial(kernel, problem.direction, hardware):
