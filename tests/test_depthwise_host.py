@@ -43,7 +43,7 @@ def built(folder: Path) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    shared = [CUDA / name for name in ("divider.h", "parts.h", "ordered_sum.cuh")]
+    shared = [CUDA / name for name in ("divider.h", "parts.h", "plan_reader.h", "ordered_sum.cuh")]
     files = [*CUDA.glob("depthwise_*"), *CUDA.glob("direct_*"), *shared, *HOST.iterdir()]
     for file in files:
         shutil.copy(file, folder)

@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("direct")
-    for file in [*emulator.CUDA.glob("direct_*"), *HOST.iterdir()]:
+    for file in [*emulator.CUDA.glob("direct_*"), emulator.CUDA / "plan_reader.h", *HOST.iterdir()]:
         shutil.copy(file, folder)
     lists = [
         f"-D{name}_TILES(X)="

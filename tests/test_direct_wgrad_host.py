@@ -42,7 +42,7 @@ def built(folder: Path) -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    shared = [CUDA / name for name in ("divider.h", "parts.h")]
+    shared = [CUDA / name for name in ("divider.h", "parts.h", "plan_reader.h")]
     for file in [*CUDA.glob("direct_*"), *shared, *HOST.iterdir()]:
         shutil.copy(file, folder)
     lists = [

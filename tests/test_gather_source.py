@@ -58,7 +58,7 @@ def compiled(folder: Path, driver: str, *patterns: str) -> ctypes.CDLL:
 
 
 def built(folder: Path) -> ctypes.CDLL:
-    sources = ("mma_*", "gather_*", "divider.h", "ordered_sum.cuh")
+    sources = ("mma_*", "gather_*", "divider.h", "ordered_sum.cuh", "plan_reader.h")
     library = compiled(folder, "gather_driver.cpp", *sources)
     pointer = ctypes.c_void_p
     library.gather_emulate.argtypes = [pointer, ctypes.c_int64, ctypes.c_int, *[pointer] * 6]

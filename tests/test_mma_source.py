@@ -41,8 +41,12 @@ pytestmark = [
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """Built for a GPU with bulk copies, and for one without."""
     folder = tmp_path_factory.mktemp("mma")
-    shutil.copy(CUDA / "operands.h", folder)
-    for source in (*CUDA.glob("mma_*"), *STAND_INS.iterdir()):  # the latter replace the former
+    shared = [CUDA / name for name in ("operands.h", "plan_reader.h")]
+    for source in (
+        *CUDA.glob("mma_*"),
+        *shared,
+        *STAND_INS.iterdir(),
+    ):  # the latter replace the former
         shutil.copy(source, folder)
     target = folder / "emulated.so"
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-DEMULATED_ARCH={request.param}"]

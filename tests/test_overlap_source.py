@@ -30,7 +30,8 @@ pytestmark = pytest.mark.skipif(
 
 
 def built(folder: Path) -> ctypes.CDLL:
-    sources = ("mma_*", "gather_*", "overlap_*", "divider.h", "operands.h", "ordered_sum.cuh")
+    shared = ("divider.h", "operands.h", "ordered_sum.cuh", "plan_reader.h")
+    sources = ("mma_*", "gather_*", "overlap_*", *shared)
     library = compiled(folder, "overlap_driver.cpp", *sources)
     pointer = ctypes.c_void_p
     library.overlap_emulate.argtypes = [pointer, ctypes.c_int64, ctypes.c_int, *[pointer] * 6]

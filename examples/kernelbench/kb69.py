@@ -381,6 +381,11 @@ def _planner():
         return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1
 
 
+    def first_of_tap(k: int, stride: int, padding: int, dilation: int) -> int:
+        """The first output of the phase that tap `k` belongs to."""
+        return (k * dilation - padding) % stride
+
+
     def phases(
         size: int, kernel: int, stride: int, padding: int, output_padding: int, dilation: int
     ) -> "tuple[Phase, ...]":
@@ -392,7 +397,7 @@ def _planner():
         out = output_size(size, kernel, stride, padding, output_padding, dilation)
         taps: "dict[int, list[Tap]]" = {}
         for k in range(kernel):
-            first = (k * dilation - padding) % stride
+            first = first_of_tap(k, stride, padding, dilation)
             shift = (first + padding - k * dilation) // stride
             if first < out and shift < size and shift + _count(first, out, stride) > 0:
                 taps.setdefault(first, []).append(Tap(k, shift))
@@ -413,6 +418,12 @@ def _planner():
     # tensor, so that a plan can be made, printed, cached and tested on a machine that has neither torch
     # nor a GPU.
     ELEMENT_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+    def three(values: Sequence[int], absent: int) -> tuple[int, int, int]:
+        """Depth, height and width, where a problem may have fewer dimensions."""
+        z, y, x = (absent,) * (3 - len(values)) + tuple(values)
+        return z, y, x
 
 
     @dataclass(frozen=True)
@@ -482,6 +493,18 @@ def _planner():
             """Number of spatial dimensions: 1, 2 or 3."""
             return len(self.in_size)
 
+        def in_three(self) -> "Problem":
+            """The same in three dimensions: 2-D with one slice, 1-D with one row as well."""
+            return replace(
+                self,
+                in_size=three(self.in_size, 1),
+                kernel=three(self.kernel, 1),
+                stride=three(self.stride, 1),
+                padding=three(self.padding, 0),
+                output_padding=three(self.output_padding, 0),
+                dilation=three(self.dilation, 1),
+            )
+
         @property
         def dimensions(self) -> tuple[tuple[int, int, int, int, int, int], ...]:
             """Each dimension by itself: size, kernel, stride, padding, output padding, dilation."""
@@ -511,22 +534,24 @@ def _planner():
             return ELEMENT_BYTES[self.dtype]
 
         @property
+        def weight_elements(self) -> int:
+            return self.in_channels * self.out_channels // self.groups * prod(self.kernel)
+
+        @property
         def flops(self) -> int:
             """Multiplications and additions, two per product, as if no tap fell outside the output.
 
             Taps that padding cuts off are counted: that is the convention of the published floors.
             """
-            per_pixel = self.in_channels * self.out_channels // self.groups * prod(self.kernel)
-            return 2 * self.batch * prod(self.in_size) * per_pixel
+            return 2 * self.batch * prod(self.in_size) * self.weight_elements
 
         @property
         def bytes(self) -> int:
             """Least traffic: input and weight read once, output written once."""
             x = self.batch * self.in_channels * prod(self.in_size)
-            w = self.in_channels * self.out_channels // self.groups * prod(self.kernel)
             y = self.batch * self.out_channels * prod(self.out_size)
             b = self.out_channels if self.bias else 0
-            return (x + w + y + b) * self.element_bytes
+            return (x + self.weight_elements + y + b) * self.element_bytes
 
 
     @dataclass(frozen=True)
@@ -575,11 +600,13 @@ def _planner():
             size, kernel, stride, padding, extra, dilation = problem.dimensions[dimension]
             out = output_size(size, kernel, stride, padding, extra, dilation)
             firsts = tuple(range(min(stride, out)))
-            taps = []
-            for first in firsts:
-                reaches = [(k, first + padding - k * dilation) for k in range(kernel)]
-                taps.append(tuple(Tap(k, r // stride) for k, r in reaches if r % stride == 0))
-            return Lattice(1, stride, out, firsts, tuple(taps), (1, padding, stride, dilation))
+            taps: "list[list[Tap]]" = [[] for _ in firsts]
+            for k in range(kernel):
+                first = first_of_tap(k, stride, padding, dilation)
+                if first < len(firsts):
+                    taps[first].append(Tap(k, (first + padding - k * dilation) // stride))
+            rule = (1, padding, stride, dilation)
+            return Lattice(1, stride, out, firsts, tuple(map(tuple, taps)), rule)
 
         @staticmethod
         def of_input_gradient(problem: "Problem", dimension: int) -> "Lattice":
@@ -641,6 +668,9 @@ def _planner():
     MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
 
     """That have taps, as in csrc/cuda/sm90_params.h."""
+    MAX_KINDS, MAX_PAIRS = 32, 1024
+
+    """Of all jobs, and of all their tap lists; as there."""
     MAX_SHIFT = 2**15 - 1
     SHORT_ROW = 1024
     """Bytes of an output row below which rows without taps are not filled by themselves: they share too
@@ -971,6 +1001,23 @@ def _planner():
                 tuple((plane, tuple(sorted(taps))) for plane, taps in sorted(planes.items())),
             )
 
+        def kind_count(self, together: bool) -> int:
+            """How many kinds `blocks` has: 640,000 of them took a minute to list."""
+            phases = len(self.width_phases if together else self.columns.firsts)
+            depths = len(computed(self.task.lattices[0], any(self.task.fills)))
+            rows = -(-len(self.row_phases) // self.row_folds)
+            return depths * rows * -(-phases // self.width_folds)
+
+        @property
+        def fits(self) -> bool:
+            """Have the tables room for one of the ways to make blocks?"""
+            phases = len(self.width_phases)
+            together = 0 < phases <= MAX_WIDTH_PHASES and not self.task.channels_last
+            return (
+                len(self.row_phases) <= MAX_ROW_PHASES
+                and min(map(self.kind_count, {False, together})) <= MAX_KINDS
+            )
+
         @property
         def warp_lines(self) -> int:
             """Lines (an output row of one channel) that a warp holds with all their width phases."""
@@ -1006,17 +1053,16 @@ def _planner():
         """The ways to lay the task out: folded when few output channels would leave rows empty."""
         if any(abs(t.shift) > MAX_SHIFT for each in task.lattices for taps in each.taps for t in taps):
             return []
+        # The taps of one phase, two channel blocks in a pair.
+        if prod(max(map(len, lattice.taps)) for lattice in task.lattices) > 2 * MAX_PAIRS:
+            return []
         result = list(warp_shapes(task))
-        # A shape that multiplies much more than another is never the fastest, and planning it is slow.
         result += () if task.channels_last else line_shapes(task)
         result += [deep for shape in result for deep in depth_shapes(shape)]
-        least = min(shape.products for shape in result)
-        return [
-            shape
-            for shape in result
-            if len(shape.row_phases) <= MAX_ROW_PHASES
-            and (shape.folds == 1 or shape.products <= MOST_MORE * least)
-        ]
+        result = [shape for shape in result if shape.fits]
+        # A shape that multiplies much more than another is never the fastest, and planning it is slow.
+        least = min((shape.products for shape in result), default=0.0)
+        return [shape for shape in result if shape.folds == 1 or shape.products <= MOST_MORE * least]
 
 
     MOST_MORE = 1.5
@@ -1568,7 +1614,7 @@ def _planner():
     """Pairs of a whole sum that PyTorch adds up with so small an error that even these are too many in
     one part: kb75 has 6, and 2.6e-7 of the largest output where PyTorch has 1.3e-7."""
 
-    MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
+    MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 128, 4, 128
 
     """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
     PAIR_BYTES, VISIT_BYTES = 4, 48
@@ -2447,8 +2493,7 @@ def _planner():
     #             is the fastest (sm90_search.py)
     #
     # and picks the tiling with the least expected time. `record` writes it all as the integers that
-    # csrc/cuda/sm90_params.h reads. `consider` answers for the forward computation; any other direction is a
-    # `Task` of its own for `consider_task`.
+    # csrc/cuda/sm90_params.h reads.
     KERNEL = "sm90_wgmma_fprop"
 
     LEAST_CHANNELS = 8
@@ -2490,6 +2535,8 @@ def _planner():
                 for c in channels
             ]
         if not warps_apart or (blocks > 2 and not task.channels_last):
+            return None
+        if shape.kind_count(together=False) > MAX_KINDS:
             return None
         paired = together and blocks == 1 and phases == span == 2 and not task.split
         result: "list[Job]" = []
@@ -2533,6 +2580,8 @@ def _planner():
             return "output_padding >= stride: PyTorch answers channels_last with another layout"
         if problem.batch == 0 or min(problem.out_size) <= 0:
             return "nothing to compute"
+        if problem.weight_elements // problem.groups >= 2**31:
+            return "a group's weight has 2^31 elements or more"
         return None
 
 
@@ -6494,6 +6543,37 @@ constexpr bool is_here(int operand) { return UPCONV_OPERAND_BITS >> operand & 1;
 
 }  // namespace upconv
 
+// ===== csrc/cuda/plan_reader.h ===================================================================
+
+// Plan integers -> the fields of a kernel's parameters.
+
+namespace upconv {
+
+// Hands out the integers of a plan in their order. One that its field cannot hold makes the plan a
+// bad one, as do too few and too many: cut off, it would be a number of another plan.
+class PlanReader {
+ public:
+  PlanReader(const int64_t* record, int64_t length) : record_(record), length_(length) {}
+
+  template <typename Number>
+  void read(Number* field) {
+    const int64_t value = at_ < length_ ? record_[at_] : 0;
+    ++at_;
+    *field = static_cast<Number>(value);
+    fits_ = fits_ && static_cast<int64_t>(*field) == value;
+  }
+
+  // All integers have been taken, and each one fitted.
+  bool whole() const { return fits_ && at_ == length_; }
+
+ private:
+  const int64_t* record_;
+  int64_t length_, at_ = 0;
+  bool fits_ = true;
+};
+
+}  // namespace upconv
+
 // ===== csrc/cuda/sm90_launch.cu ==================================================================
 
 // Plan integers -> Sm90Params, and the choice of the operand type.
@@ -6510,9 +6590,8 @@ UPCONV_OPERANDS(UPCONV_DECLARE)
 static bool is_split(const Sm90Params& plan) { return plan.parts > 1; }
 
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
@@ -6520,53 +6599,53 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
       plan->width_phases > kMaxWidthPhases)
     return false;
   for (Sm90Axis& axis : plan->axis) {
-    axis.kernel = take();
-    axis.of_first = take();
-    axis.base = take();
-    axis.of_shift = take();
-    axis.step = take();
+    reader.read(&axis.kernel);
+    reader.read(&axis.of_first);
+    reader.read(&axis.base);
+    reader.read(&axis.of_shift);
+    reader.read(&axis.step);
   }
-  for (int i = 0; i < plan->row_phases; ++i) plan->row_first[i] = static_cast<int16_t>(take());
+  for (int i = 0; i < plan->row_phases; ++i) reader.read(&plan->row_first[i]);
   for (int i = 0; i < plan->width_phases; ++i) {
-    plan->column_first[i] = static_cast<int16_t>(take());
+    reader.read(&plan->column_first[i]);
   }
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
-    kind.first_z = take();
-    kind.row = take();
-    kind.first_x = take();
+    reader.read(&kind.first_z);
+    reader.read(&kind.row);
+    reader.read(&kind.first_x);
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
-    pair.offset = take();
-    pair.block = static_cast<int16_t>(take());
-    pair.z = static_cast<int16_t>(take());
-    pair.y = static_cast<int16_t>(take());
-    pair.x = static_cast<int16_t>(take());
+    reader.read(&pair.offset);
+    reader.read(&pair.block);
+    reader.read(&pair.z);
+    reader.read(&pair.y);
+    reader.read(&pair.x);
   }
   for (int i = 0; i < plan->visits; ++i) {
     Sm90Visit& visit = plan->visit[i];
     for (auto& lists : visit.list) {
       for (Sm90List& list : lists) {
-        list.begin = static_cast<uint16_t>(take());
-        list.count = static_cast<uint16_t>(take());
+        reader.read(&list.begin);
+        reader.read(&list.count);
       }
     }
-    for (uint16_t& steps : visit.steps) steps = static_cast<uint16_t>(take());
-    visit.z = take();
-    visit.y = take();
-    visit.x = take();
+    for (uint16_t& steps : visit.steps) reader.read(&steps);
+    reader.read(&visit.z);
+    reader.read(&visit.y);
+    reader.read(&visit.x);
   }
   for (int i = 0; i < plan->jobs; ++i) {
     Sm90Job& job = plan->job[i];
-    for (int& kind : job.kind) kind = take();
-    for (int& channel : job.channel) channel = take();
-    job.weights = take();
-    job.steps = take();
-    job.visit = take();
-    job.visits = take();
+    for (int& kind : job.kind) reader.read(&kind);
+    for (int& channel : job.channel) reader.read(&channel);
+    reader.read(&job.weights);
+    reader.read(&job.steps);
+    reader.read(&job.visit);
+    reader.read(&job.visits);
   }
-  if (at != length) return false;
+  if (!reader.whole()) return false;
   const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
   plan->by_job_groups = by(plan->job_groups);
   plan->by_conv_groups = by(plan->conv_groups);

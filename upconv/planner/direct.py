@@ -42,8 +42,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     least = min(problem.in_channels, problem.out_channels) // problem.groups
     if problem.direction == "grad_input" and least >= FEW and problem.dtype != "float64":
         return f"{least} channels a group: gradients of {FEW} and more are for the tensor cores"
-    weights = problem.in_channels * problem.out_channels // problem.groups * prod(problem.kernel)
-    if weights >= 1 << 31:
+    if problem.weight_elements >= 1 << 31:
         return "the weight has 2^31 elements or more"
     return None
 

@@ -242,8 +242,7 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
     widest = max(n * s + k * d for n, k, s, _, _, d in problem.dimensions)
     if max(widest, problem.batch * prod(problem.in_size)) >= 1 << 30:
         return "2^30 pixels or more"
-    weights = problem.in_channels * problem.out_channels // problem.groups * prod(problem.kernel)
-    if weights >= 1 << 31:
+    if problem.weight_elements >= 1 << 31:
         return "the weight has 2^31 elements or more"
     return None
 

@@ -56,6 +56,13 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         )
     if max(prod(problem.in_size), prod(problem.out_size)) >= 2**31:
         return "an image of 2^31 pixels or more"
+    if prod(problem.kernel) > 2**15:
+        return f"{prod(problem.kernel)} taps: weight positions are 16-bit numbers"
+    if (
+        problem.in_channels * problem.out_channels // problem.groups**2 * prod(problem.kernel)
+        >= 2**31
+    ):
+        return "a group's weight has 2^31 elements or more"
     return None
 
 

@@ -19,6 +19,8 @@ from .mma_staging import Staging, as_sheet, by_phases
 from .problem import Hardware
 
 MAX_KINDS, MAX_ROWS, MAX_PHASES = 64, 256, 256
+MAX_SLICE_BLOCKS = 128
+"""Whose numbers are 8 bits long."""
 MAX_STEPS, MAX_STAGES, MAX_TAPS = 1024, 256, 2048
 """How much the kernel's parameters hold, as in csrc/cuda/mma_params.h."""
 DEPTH = 3
@@ -331,7 +333,18 @@ def slice_depths(work: Work, layout: Layout, whole: bool) -> list[int]:
     return sorted(result)
 
 
+def tables_fit(layout: Layout) -> bool:
+    kinds = layout.kinds
+    return (
+        len(kinds) <= MAX_KINDS
+        and sum(len(kind.rows) for kind in kinds) <= MAX_ROWS
+        and sum(len(kind.phases) for kind in kinds) <= MAX_PHASES
+        and sum(len(kind.taps) * len(kind.phases) for kind in kinds) <= MAX_TAPS
+    )
+
+
 def fits(tiling: Tiling, hardware: Hardware) -> bool:
+    """Of a layout whose tables fit."""
     layout, work = tiling.layout, tiling.work
     steps = layout.steps(tiling.slice_blocks)
     stages = sum(len(stages_of(work, [t for _, t in kind], tiling.stage_bytes)) for kind in steps)
@@ -339,13 +352,10 @@ def fits(tiling: Tiling, hardware: Hardware) -> bool:
     blocks = prod(tiling.tiles) * work.groups * layout.chunks * len(layout.kinds)
     return (
         tiling.shared()["shared_bytes"] <= hardware.shared_memory
-        and len(layout.kinds) <= MAX_KINDS
-        and sum(len(kind.rows) for kind in layout.kinds) <= MAX_ROWS
-        and sum(len(kind.phases) for kind in layout.kinds) <= MAX_PHASES
         and sum(map(len, steps)) <= MAX_STEPS
         and stages <= MAX_STAGES
-        and sum(len(kind.taps) * len(kind.phases) for kind in layout.kinds) <= MAX_TAPS
         and tiling.slice_blocks * tiling.box.slots < 2**16
+        and tiling.slice_blocks <= MAX_SLICE_BLOCKS
         and (tiling.box.size[0] == 1 or tiling.box.size[0] * work.in_channels * area < 2**31)
         and blocks < 2**31
         and tiling.slices < 2**16
@@ -425,12 +435,14 @@ def best_tiling(works: list[Work], hardware: Hardware) -> Tiling | None:
 def tilings(works: list[Work], hardware: Hardware, on_trial: bool = False) -> Iterator[Tiling]:
     """`on_trial`: those of 32 pixels a warp as well."""
     for work, warp_pixels in product(works, WARP_PIXELS if on_trial else WARP_PIXELS[:1]):
+        if prod(sum(map(len, phases)) for phases in work.taps) > MAX_TAPS:
+            continue  # to find that out from the tables took 12 s for 14,000 taps
         boxes = {
             warps_m: [make_box(work, size) for size in box_sizes(work, warp_pixels * warps_m)]
             for warps_m in WARPS_M
         }
         sheets = sheet_layouts(work) if warp_pixels == 32 and work.operand != SPLIT else ()
-        for layout, warps_m in product([*layouts(work), *sheets], WARPS_M):
+        for layout, warps_m in product(filter(tables_fit, [*layouts(work), *sheets]), WARPS_M):
             if not 2 <= warps_m * layout.warps_n <= MAX_WARPS:
                 continue
             for depth in slice_depths(work, layout, whole=warp_pixels < 64):

@@ -132,22 +132,24 @@ class Problem:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def weight_elements(self) -> int:
+        return self.in_channels * self.out_channels // self.groups * prod(self.kernel)
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions, two per product, as if no tap fell outside the output.
 
         Taps that padding cuts off are counted: that is the convention of the published floors.
         """
-        per_pixel = self.in_channels * self.out_channels // self.groups * prod(self.kernel)
-        return 2 * self.batch * prod(self.in_size) * per_pixel
+        return 2 * self.batch * prod(self.in_size) * self.weight_elements
 
     @property
     def bytes(self) -> int:
         """Least traffic: input and weight read once, output written once."""
         x = self.batch * self.in_channels * prod(self.in_size)
-        w = self.in_channels * self.out_channels // self.groups * prod(self.kernel)
         y = self.batch * self.out_channels * prod(self.out_size)
         b = self.out_channels if self.bias else 0
-        return (x + w + y + b) * self.element_bytes
+        return (x + self.weight_elements + y + b) * self.element_bytes
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .problem import Hardware, Problem
 from .sm90_load import MAX_BLOCKS, step_count, visits
 from .sm90_search import Opening, fastest, openings
 from .sm90_task import (
+    MAX_KINDS,
     MAX_WIDTH_PHASES,
     WARP_ROWS,
     Kind,
@@ -80,6 +81,8 @@ def jobs(shape: Shape, blocks: int) -> list[Job] | None:
         ]
     if not warps_apart or (blocks > 2 and not task.channels_last):
         return None
+    if shape.kind_count(together=False) > MAX_KINDS:
+        return None
     paired = together and blocks == 1 and phases == span == 2 and not task.split
     result: list[Job] = []
     for group in shape.blocks(together=False):
@@ -122,6 +125,8 @@ def legality(problem: Problem, hardware: Hardware) -> str | None:
         return "output_padding >= stride: PyTorch answers channels_last with another layout"
     if problem.batch == 0 or min(problem.out_size) <= 0:
         return "nothing to compute"
+    if problem.weight_elements // problem.groups >= 2**31:
+        return "a group's weight has 2^31 elements or more"
     return None
 
 

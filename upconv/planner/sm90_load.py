@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .sm90_area import up
-from .sm90_task import Triple
+from .sm90_task import MAX_KINDS, MAX_PAIRS, Triple
 from .sm90_weights import STEP_PAIRS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SHORT_SUM = 8
 """Pairs of a whole sum that PyTorch adds up with so small an error that even these are too many in
 one part: kb75 has 6, and 2.6e-7 of the largest output where PyTorch has 1.3e-7."""
 
-MAX_KINDS, MAX_PAIRS, MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 32, 1024, 128, 4, 128
+MAX_JOBS, MAX_BLOCKS, MAX_VISITS = 128, 4, 128
 """How much the kernel's parameters hold, as in csrc/cuda/sm90_params.h."""
 PAIR_BYTES, VISIT_BYTES = 4, 48
 """Of the tables of pairs and visits; together these are rounded to 128 bytes."""

@@ -34,6 +34,8 @@ WARP_ROWS = 16
 BLOCK_WARPS = 4
 MAX_WIDTH_PHASES, MAX_ROW_PHASES = 16, 64
 """That have taps, as in csrc/cuda/sm90_params.h."""
+MAX_KINDS, MAX_PAIRS = 32, 1024
+"""Of all jobs, and of all their tap lists; as there."""
 MAX_SHIFT = 2**15 - 1
 SHORT_ROW = 1024
 """Bytes of an output row below which rows without taps are not filled by themselves: they share too
@@ -364,6 +366,23 @@ class Shape:
             tuple((plane, tuple(sorted(taps))) for plane, taps in sorted(planes.items())),
         )
 
+    def kind_count(self, together: bool) -> int:
+        """How many kinds `blocks` has: 640,000 of them took a minute to list."""
+        phases = len(self.width_phases if together else self.columns.firsts)
+        depths = len(computed(self.task.lattices[0], any(self.task.fills)))
+        rows = -(-len(self.row_phases) // self.row_folds)
+        return depths * rows * -(-phases // self.width_folds)
+
+    @property
+    def fits(self) -> bool:
+        """Have the tables room for one of the ways to make blocks?"""
+        phases = len(self.width_phases)
+        together = 0 < phases <= MAX_WIDTH_PHASES and not self.task.channels_last
+        return (
+            len(self.row_phases) <= MAX_ROW_PHASES
+            and min(map(self.kind_count, {False, together})) <= MAX_KINDS
+        )
+
     @property
     def warp_lines(self) -> int:
         """Lines (an output row of one channel) that a warp holds with all their width phases."""
@@ -399,17 +418,16 @@ def shapes(task: Task) -> list[Shape]:
     """The ways to lay the task out: folded when few output channels would leave rows empty."""
     if any(abs(t.shift) > MAX_SHIFT for each in task.lattices for taps in each.taps for t in taps):
         return []
+    # The taps of one phase, two channel blocks in a pair.
+    if prod(max(map(len, lattice.taps)) for lattice in task.lattices) > 2 * MAX_PAIRS:
+        return []
     result = list(warp_shapes(task))
-    # A shape that multiplies much more than another is never the fastest, and planning it is slow.
     result += () if task.channels_last else line_shapes(task)
     result += [deep for shape in result for deep in depth_shapes(shape)]
-    least = min(shape.products for shape in result)
-    return [
-        shape
-        for shape in result
-        if len(shape.row_phases) <= MAX_ROW_PHASES
-        and (shape.folds == 1 or shape.products <= MOST_MORE * least)
-    ]
+    result = [shape for shape in result if shape.fits]
+    # A shape that multiplies much more than another is never the fastest, and planning it is slow.
+    least = min((shape.products for shape in result), default=0.0)
+    return [shape for shape in result if shape.folds == 1 or shape.products <= MOST_MORE * least]
 
 
 MOST_MORE = 1.5

@@ -43,7 +43,7 @@ from .sm90_wgrad_chunks import (
     points_of_copy,
 )
 from .sm90_wgrad_cost import SUMS_GAIN, Blocks, ChunkWork, Split
-from .sm90_wgrad_jobs import ROWS, WARPS, Form, Job, forms, tap_step
+from .sm90_wgrad_jobs import ROWS, WARP_ROWS, WARPS, Form, Job, forms, tap_step
 
 KERNEL = "sm90_wgmma_wgrad"
 MOST_SUMS = 40
@@ -132,7 +132,7 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     if problem.channels_last:
         return "reads the contiguous layout only"
     furthest = [(k - 1) * d + p for _, k, _, p, _, d in problem.dimensions]
-    if max(*furthest, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
+    if max(*furthest, *problem.stride, problem.out_channels, prod(problem.kernel)) > 2**15 - 64:
         return "sizes beyond the 16 bits of its tables"
     if max(problem.batch * prod(problem.in_size), prod(problem.out_size)) >= INT:
         return "2^31 and more pixels are beyond its 32-bit sizes"
@@ -187,10 +187,19 @@ def choose(problem: Problem, hardware: Hardware) -> tuple[float, Sums | None, Op
     return best
 
 
+def least_jobs(problem: Problem, form: Form) -> int:
+    """Jobs that there are at least: to make all of 12,000 taps and 1,000 channels took 15 s."""
+    runs = -(-prod(problem.kernel) // form.run)
+    shares = runs * -(-problem.out_channels // WARP_ROWS)
+    return -(-shares // (WARPS * form.groups * form.consumers))
+
+
 def options(problem: Problem, hardware: Hardware) -> Iterator[Option]:
     """Every legal plan of a 3-D problem, with its expected time."""
     for form, boxes in product(forms(problem), (False, True)):
         if box_layout(problem, form) is None if boxes else form.odd:
+            continue
+        if least_jobs(problem, form) > MAX_JOBS:
             continue
         job_list = jobs_of(problem, form, boxes)
         if len(job_list) > MAX_JOBS or max(len(job.planes) for job in job_list) > MAX_PLANES:

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "plan_reader.h"
+
 namespace upconv {
 
 #define UPCONV_TYPES(X) X(0, float32) X(1, bfloat16) X(2, float16)
@@ -98,15 +100,9 @@ void derive_wgrad(DepthwiseParams* plan) {
 }  // namespace
 
 bool read_depthwise_plan(const int64_t* record, int64_t length, DepthwiseParams* plan) {
-  int64_t at = 0;
-  bool fits = true;
-  auto take = [&]() {
-    const int64_t value = at < length ? record[at] : 0;
-    ++at;
-    fits = fits && value >= 0 && value <= INT32_MAX;
-    return static_cast<int>(value);
-  };
-#define UPCONV_READ(name) plan->name = take();
+  bool fits = std::all_of(record, record + length, [](int64_t value) { return value >= 0; });
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_DEPTHWISE_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   DepthwiseParams& p = *plan;
@@ -115,7 +111,7 @@ bool read_depthwise_plan(const int64_t* record, int64_t length, DepthwiseParams*
         p.tiles_x,  p.strip,    p.strips,   p.deep,       p.shares,   p.channels,       p.in_d,
         p.kernel_z, p.kernel_y, p.kernel_x, p.stride_z,   p.stride_y, p.stride_x})
     fits = fits && one > 0;
-  if (!fits || at != length || p.type > 2) return false;
+  if (!fits || !reader.whole() || p.type > 2) return false;
   derive(plan);
   if (p.by_weight) {
     const int class_lanes = p.period / kDepthwiseColumns;

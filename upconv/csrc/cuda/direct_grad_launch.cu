@@ -1,6 +1,8 @@
 // Plan integers -> DirectGradParams, and the choice of the tensors' type.
 #include "direct_grad_launch.h"
 
+#include "plan_reader.h"
+
 namespace upconv {
 
 #if UPCONV_WITH_WGRAD
@@ -14,12 +16,11 @@ UPCONV_TYPES(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
 bool read_direct_grad_plan(const int64_t* record, int64_t length, DirectGradParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_DIRECT_GRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  if (at != length || plan->lanes_x < 1 || plan->slots < 1 || plan->lanes_x * plan->slots > 32 ||
+  if (!reader.whole() || plan->lanes_x < 1 || plan->slots < 1 || plan->lanes_x * plan->slots > 32 ||
       plan->in_h < 1 || plan->in_d < 1 || plan->segments < 1 || plan->columns > 31 ||
       plan->warps < 1 || plan->chunk < 1 || plan->chunk > kGradPixels ||
       (plan->chunk - 1) * plan->stride_x + (plan->lanes_x - 1) * plan->dilation_x >= kGradOutputs)

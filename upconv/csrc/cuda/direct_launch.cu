@@ -1,6 +1,8 @@
 // Plan integers -> DirectParams, and the choice of the tensors' type.
 #include "direct_launch.h"
 
+#include "plan_reader.h"
+
 namespace upconv {
 
 #define UPCONV_TYPES(X) X(0, float32) X(1, float64) X(2, bfloat16) X(3, float16)
@@ -10,9 +12,8 @@ UPCONV_TYPES(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
 bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_DIRECT_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kDirectMaxKinds || plan->firsts > kDirectMaxFirsts ||
@@ -38,20 +39,20 @@ bool read_direct_plan(const int64_t* record, int64_t length, DirectParams* plan)
   plan->skew = plan->width == 8 ? 4 : 0;
   for (int i = 0; i < plan->kinds; ++i) {
     DirectKind& kind = plan->kind[i];
-    kind.first_x = take();
-    kind.columns = take();
-    kind.firsts = take();
-    kind.begin = take();
-    kind.end = take();
-    kind.taps = take();
+    reader.read(&kind.first_x);
+    reader.read(&kind.columns);
+    reader.read(&kind.firsts);
+    reader.read(&kind.begin);
+    reader.read(&kind.end);
+    reader.read(&kind.taps);
   }
   for (int i = 0; i < plan->firsts; ++i) {
-    plan->first[i].z = take();
-    plan->first[i].y = take();
+    reader.read(&plan->first[i].z);
+    reader.read(&plan->first[i].y);
   }
-  for (int i = 0; i < plan->offsets; ++i) plan->offset[i] = take();
-  for (int i = 0; i < plan->taps; ++i) plan->tap[i] = static_cast<int16_t>(take());
-  return at == length;
+  for (int i = 0; i < plan->offsets; ++i) reader.read(&plan->offset[i]);
+  for (int i = 0; i < plan->taps; ++i) reader.read(&plan->tap[i]);
+  return reader.whole();
 }
 
 cudaError_t direct_fprop(const DirectParams& plan, cudaStream_t stream) {

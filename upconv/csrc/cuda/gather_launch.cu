@@ -1,6 +1,8 @@
 // Plan integers -> GatherParams.
 #include "gather_launch.h"
 
+#include "plan_reader.h"
+
 namespace upconv {
 
 namespace {
@@ -44,15 +46,14 @@ bool divide(GatherParams* plan) {
 }  // namespace
 
 bool read_gather_plan(const int64_t* record, int64_t length, GatherParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_GATHER_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->jobs < 1 || plan->jobs > kGatherJobs) return false;
   for (int i = 0; i < plan->jobs; ++i) {
     GatherJob& job = plan->job[i];
-#define UPCONV_READ(name) job.name = take();
+#define UPCONV_READ(name) reader.read(&job.name);
     UPCONV_GATHER_JOB_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
     if (job.shares < 1 || job.count_z < 1 || job.count_y < 1 || job.taps_z < 1 || job.taps_y < 1)
@@ -63,7 +64,7 @@ bool read_gather_plan(const int64_t* record, int64_t length, GatherParams* plan)
     job.by_count_z = Divider(job.count_z);
   }
   const int warps = plan->warps_m * plan->warps_n * plan->warps_k;
-  if (at != length || warps < 1 || 32 * warps > kGatherThreads || plan->columns < 16 ||
+  if (!reader.whole() || warps < 1 || 32 * warps > kGatherThreads || plan->columns < 16 ||
       plan->columns % 16 != 0 || plan->out_block < 1 || plan->in_block < 1 || plan->tap_block < 1)
     return false;
   plan->in_plane = static_cast<int64_t>(plan->in_d) * plan->in_h * plan->in_w;

@@ -2,6 +2,7 @@
 #include "mma_launch.h"
 
 #include "operands.h"
+#include "plan_reader.h"
 
 namespace upconv {
 
@@ -34,18 +35,29 @@ static void read_by(int pixels, MmaParams* params) {
   p.by_items = divisor_of(p.items);
 }
 
+static int element_bytes(const MmaParams& p) { return p.operand == 0 || p.operand == 3 ? 4 : 2; }
+
+// A sheet: has all outputs of its tile, with the same place in 16 bytes as in the tensor.
+static bool lies_as_in_the_tensor(const MmaParams& p) {
+  const int64_t whole = 16 / element_bytes(p), plane = static_cast<int64_t>(p.out_h) * p.out_w;
+  return p.warp_pixels == 32 && p.operand != 3 && p.kinds == 1 && p.tile_o == 1 &&
+         p.tiles_o == p.batch && (p.segment - p.out_w) % whole == 0 &&
+         (p.plane_pitch - plane) % whole == 0 && (p.channel_pitch - plane * p.out_d) % whole == 0 &&
+         (static_cast<int64_t>(p.chunk) * p.channel_pitch + whole) * element_bytes(p) <=
+             p.phases_at;
+}
+
 bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   MmaParams& p = plan->params;
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) p.name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&p.name);
   UPCONV_MMA_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (p.kinds > kMmaMaxKinds || p.rows > kMmaMaxRows || p.phases > kMmaMaxPhases ||
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
   if (p.warp_pixels != 64 && (p.warp_pixels != 32 || p.slices != 1)) return false;
-  if (p.sheet && (p.warp_pixels != 32 || p.operand == 3 || p.tile_o != 1)) return false;
+  if (p.sheet && !lies_as_in_the_tensor(p)) return false;
   const struct {
     int divisor;
     MmaDivisor* by;
@@ -67,29 +79,31 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
     for (int* field : {&kind.row_begin, &kind.row_end, &kind.phase_begin, &kind.phase_end,
                        &kind.step_begin, &kind.step_end, &kind.stage_begin, &kind.stage_end,
                        &kind.uniform, &kind.taps, &kind.prefill, &kind.slice_tiles, &kind.weights})
-      *field = take();
+      reader.read(field);
   }
   for (int i = 0; i < p.rows; ++i) {
-    p.row[i].first_z = static_cast<int16_t>(take());
-    p.row[i].first_y = static_cast<int16_t>(take());
-    p.row[i].base = take();
+    reader.read(&p.row[i].first_z);
+    reader.read(&p.row[i].first_y);
+    reader.read(&p.row[i].base);
   }
-  for (int i = 0; i < p.phases; ++i) p.phase_base[i] = take();
+  for (int i = 0; i < p.phases; ++i) reader.read(&p.phase_base[i]);
   for (int i = 0; i < p.steps; ++i) {
     MmaPack::Source& source = plan->pack.source[i];
-    for (uint16_t& offset : p.step[i].offset) offset = static_cast<uint16_t>(take());
-    p.step[i].tiles = static_cast<uint32_t>(take());
-    for (int16_t& shift : source.shift) shift = static_cast<int16_t>(take());
-    for (int8_t& block : source.block) block = static_cast<int8_t>(take());
-    source.first = static_cast<uint16_t>(take());
+    for (uint16_t& offset : p.step[i].offset) reader.read(&offset);
+    reader.read(&p.step[i].tiles);
+    for (int16_t& shift : source.shift) reader.read(&shift);
+    for (int8_t& block : source.block) reader.read(&block);
+    reader.read(&source.first);
   }
   for (int i = 0; i < p.stages; ++i) {
-    p.stage[i].first = 16 * static_cast<uint32_t>(take());
-    const uint32_t vectors = static_cast<uint32_t>(take()), begin = static_cast<uint32_t>(take());
-    p.stage[i].bytes_steps = vectors | (static_cast<uint32_t>(take()) - begin) << 16;
+    uint32_t first = 0, vectors = 0, begin = 0, end = 0;
+    for (uint32_t* field : {&first, &vectors, &begin, &end}) reader.read(field);
+    if (first >> 28 || vectors >> 16 || (end - begin) >> 16) return false;
+    p.stage[i].first = 16 * first;
+    p.stage[i].bytes_steps = vectors | (end - begin) << 16;
   }
-  for (int i = 0; i < p.taps; ++i) plan->pack.tap[i] = static_cast<int16_t>(take());
-  return at == length;
+  for (int i = 0; i < p.taps; ++i) reader.read(&plan->pack.tap[i]);
+  return reader.whole();
 }
 
 int64_t mma_packed_bytes(const MmaPlan& plan) {
@@ -117,8 +131,7 @@ cudaError_t mma_pack(const MmaPlan& plan, const void* weight, void* packed, cuda
 cudaError_t mma_fprop(const MmaParams& planned, cudaStream_t stream) {
   MmaParams params = planned;
   // Inputs at odd storage offsets are read pixel by pixel.
-  const int element = params.operand == 0 || params.operand == 3 ? 4 : 2;
-  const int group = params.copy * element;
+  const int group = params.copy * element_bytes(params);
   if (reinterpret_cast<uintptr_t>(params.x) % group != 0) read_by(1, &params);
 #define UPCONV_TRY(index, name)                                           \
   if constexpr (is_here(index)) {                                         \

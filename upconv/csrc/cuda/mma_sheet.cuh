@@ -99,13 +99,15 @@ struct MmaSheet : MmaStore<Operand, 2> {
     }
   }
 
-  // A thread for each row of each plane of each channel.
+  // A warp for each row of each plane of each channel.
   __device__ __forceinline__ void copy_out() const {
     const int planes = min(p.tile_z * p.out_step_z, p.out_d - unit.z * p.out_step_z);
     const int rows = min(p.tile_y * p.out_step_y, p.out_h - unit.y * p.out_step_y);
     const int length = min(p.tile_x * p.out_step_x, p.out_w - unit.x * p.out_step_x);
     const int64_t area = static_cast<int64_t>(p.out_h) * p.out_w;
-    for (int i = threadIdx.x; i < channels * planes * rows; i += blockDim.x) {
+    const int warps = blockDim.x / 32;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < channels * planes * rows; i += warps) {
       const int plane = i / rows, y = i - plane * rows;  // of all channels
       const int c = plane / planes, z = plane - c * planes;
       const int at = behind + c * p.channel_pitch + z * p.plane_pitch + y * p.segment;
@@ -120,22 +122,20 @@ struct MmaSheet : MmaStore<Operand, 2> {
 
   __device__ __forceinline__ void copy_row(const Element* from, Element* to, Run run,
                                            int length) const {
-    const int tail = length - run.head - run.body, behind_body = run.head + run.body;
+    const int lane = threadIdx.x % 32, behind_body = run.head + run.body;
 #if __CUDA_ARCH__ >= 900
-    if (run.body > 0) {
+    if (lane == 0 && run.body > 0) {
       mma_ptx::bulk_store(to + run.head, mma_ptx::shared_address(from + run.head),
                           static_cast<uint32_t>(run.body * kBytes));
     }
 #else
-    for (int i = run.head; i < behind_body; i += kVector) {
+    for (int i = run.head + lane * kVector; i < behind_body; i += 32 * kVector) {
       *reinterpret_cast<uint4*>(to + i) = *reinterpret_cast<const uint4*>(from + i);
     }
 #endif
-#pragma unroll
-    for (int i = 0; i < kVector - 1; ++i) {
-      if (i < run.head) to[i] = from[i];
-      if (i < tail) to[behind_body + i] = from[behind_body + i];
-    }
+    // Half a warp for what is before the body, half for what is behind it.
+    const int i = lane < 16 ? lane : behind_body + lane - 16;
+    if (i < (lane < 16 ? run.head : length)) to[i] = from[i];
   }
 
   __device__ __forceinline__ void run(const float (&d)[kFragments][kTiles][4]) const {

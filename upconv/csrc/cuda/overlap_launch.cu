@@ -1,6 +1,7 @@
 // Plan integers -> OverlapParams, and the choice of the tensors' type.
 #include "operands.h"
 #include "overlap_launch.h"
+#include "plan_reader.h"
 
 namespace upconv {
 
@@ -44,15 +45,14 @@ bool complete(OverlapParams* plan) {
 }  // namespace
 
 bool read_overlap_plan(const int64_t* record, int64_t length, OverlapParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_OVERLAP_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->shifts > kOverlapShifts || plan->sums > kOverlapSums || plan->sums < 1 ||
       plan->phases > kOverlapPhases || plan->phases != plan->stride_x)
     return false;
-#define UPCONV_READ(name) each.name = take();
+#define UPCONV_READ(name) reader.read(&each.name);
   for (int i = 0; i < plan->shifts; ++i) {
     OverlapShift& each = plan->shift[i];
     UPCONV_OVERLAP_SHIFT_FIELDS(UPCONV_READ)
@@ -66,7 +66,7 @@ bool read_overlap_plan(const int64_t* record, int64_t length, OverlapParams* pla
     UPCONV_OVERLAP_PHASE_FIELDS(UPCONV_READ)
   }
 #undef UPCONV_READ
-  return at == length && complete(plan);
+  return reader.whole() && complete(plan);
 }
 
 #define UPCONV_TYPES(X) X(0, tf32) X(1, bf16) X(2, fp16) X(3, split)

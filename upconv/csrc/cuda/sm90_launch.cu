@@ -2,6 +2,7 @@
 #include "sm90_launch.h"
 
 #include "operands.h"
+#include "plan_reader.h"
 
 namespace upconv {
 
@@ -15,9 +16,8 @@ UPCONV_OPERANDS(UPCONV_DECLARE)
 static bool is_split(const Sm90Params& plan) { return plan.parts > 1; }
 
 bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_SM90_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   if (plan->kinds > kMaxKinds || plan->pairs > kMaxPairs || plan->visits > kMaxVisits ||
@@ -25,53 +25,53 @@ bool read_sm90_plan(const int64_t* record, int64_t length, Sm90Params* plan) {
       plan->width_phases > kMaxWidthPhases)
     return false;
   for (Sm90Axis& axis : plan->axis) {
-    axis.kernel = take();
-    axis.of_first = take();
-    axis.base = take();
-    axis.of_shift = take();
-    axis.step = take();
+    reader.read(&axis.kernel);
+    reader.read(&axis.of_first);
+    reader.read(&axis.base);
+    reader.read(&axis.of_shift);
+    reader.read(&axis.step);
   }
-  for (int i = 0; i < plan->row_phases; ++i) plan->row_first[i] = static_cast<int16_t>(take());
+  for (int i = 0; i < plan->row_phases; ++i) reader.read(&plan->row_first[i]);
   for (int i = 0; i < plan->width_phases; ++i) {
-    plan->column_first[i] = static_cast<int16_t>(take());
+    reader.read(&plan->column_first[i]);
   }
   for (int i = 0; i < plan->kinds; ++i) {
     Sm90Kind& kind = plan->kind[i];
-    kind.first_z = take();
-    kind.row = take();
-    kind.first_x = take();
+    reader.read(&kind.first_z);
+    reader.read(&kind.row);
+    reader.read(&kind.first_x);
   }
   for (int i = 0; i < plan->pairs; ++i) {
     Sm90Pair& pair = plan->pair[i];
-    pair.offset = take();
-    pair.block = static_cast<int16_t>(take());
-    pair.z = static_cast<int16_t>(take());
-    pair.y = static_cast<int16_t>(take());
-    pair.x = static_cast<int16_t>(take());
+    reader.read(&pair.offset);
+    reader.read(&pair.block);
+    reader.read(&pair.z);
+    reader.read(&pair.y);
+    reader.read(&pair.x);
   }
   for (int i = 0; i < plan->visits; ++i) {
     Sm90Visit& visit = plan->visit[i];
     for (auto& lists : visit.list) {
       for (Sm90List& list : lists) {
-        list.begin = static_cast<uint16_t>(take());
-        list.count = static_cast<uint16_t>(take());
+        reader.read(&list.begin);
+        reader.read(&list.count);
       }
     }
-    for (uint16_t& steps : visit.steps) steps = static_cast<uint16_t>(take());
-    visit.z = take();
-    visit.y = take();
-    visit.x = take();
+    for (uint16_t& steps : visit.steps) reader.read(&steps);
+    reader.read(&visit.z);
+    reader.read(&visit.y);
+    reader.read(&visit.x);
   }
   for (int i = 0; i < plan->jobs; ++i) {
     Sm90Job& job = plan->job[i];
-    for (int& kind : job.kind) kind = take();
-    for (int& channel : job.channel) channel = take();
-    job.weights = take();
-    job.steps = take();
-    job.visit = take();
-    job.visits = take();
+    for (int& kind : job.kind) reader.read(&kind);
+    for (int& channel : job.channel) reader.read(&channel);
+    reader.read(&job.weights);
+    reader.read(&job.steps);
+    reader.read(&job.visit);
+    reader.read(&job.visits);
   }
-  if (at != length) return false;
+  if (!reader.whole()) return false;
   const auto by = [](int value) { return Divider(value > 0 ? value : 1); };
   plan->by_job_groups = by(plan->job_groups);
   plan->by_conv_groups = by(plan->conv_groups);

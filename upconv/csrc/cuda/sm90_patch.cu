@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "operands.h"
+#include "plan_reader.h"
 #include "shared_memory.h"
 #include "sm90_patch_launch.h"
 #include "tensor_map.h"
@@ -261,14 +262,13 @@ bool can_be_staged(const PatchParams& p) {
 }  // namespace patch
 
 bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PATCH_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  plan->stage_pieces = take();
+  reader.read(&plan->stage_pieces);
   const int rest = plan->rest_pixels;
-  const bool fits = at == length && plan->weight_stages <= patch::kMaxStages &&
+  const bool fits = reader.whole() && plan->weight_stages <= patch::kMaxStages &&
                     plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
                     rest <= patch::kBlock && (rest & (rest - 1)) == 0 &&
                     (plan->channels_last || plan->span == 2 || plan->span == 4) &&

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "operands.h"
+#include "plan_reader.h"
 #include "shared_memory.h"
 #include "sm90_phases_launch.h"
 #include "sm90_phases_pack.cuh"
@@ -129,14 +130,13 @@ inline bool can_be_staged(const PhasesParams& p) {
 }  // namespace phases
 
 bool read_phases_plan(const int64_t* record, int64_t length, PhasesParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PHASES_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  plan->stage_pieces = take();
+  reader.read(&plan->stage_pieces);
   const int octets = plan->octets;
-  const bool fits = at == length && plan->weight_stages <= rings::kMaxStages &&
+  const bool fits = reader.whole() && plan->weight_stages <= rings::kMaxStages &&
                     plan->box_stages <= rings::kMaxStages && plan->tile_n > 0 && plan->blocks > 0 &&
                     octets > 0 && octets <= 8 * plan->blocks && (octets & (octets - 1)) == 0 &&
                     plan->stride_z > 0 && plan->stride_y > 0 && plan->kernel_z > 0 &&

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "operands.h"
+#include "plan_reader.h"
 #include "shared_memory.h"
 #include "sm90_walk_launch.h"
 #include "sm90_walk_pack.cuh"
@@ -95,13 +96,12 @@ cudaError_t pack(const WalkParams& p, const void* weight, void* packed, cudaStre
 }  // namespace walk
 
 bool read_walk_plan(const int64_t* record, int64_t length, WalkParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_WALK_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   const WalkParams& p = *plan;
-  const bool sizes = at == length && p.batch > 0 && p.in_channels > 0 && p.out_channels > 0 &&
+  const bool sizes = reader.whole() && p.batch > 0 && p.in_channels > 0 && p.out_channels > 0 &&
                      p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 && p.strip > 0 && p.spread_z > 0 &&
                      p.spread_y > 0 && p.spread_x > 0;
   if (!sizes) return false;

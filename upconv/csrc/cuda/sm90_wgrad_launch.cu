@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan_reader.h"
 #include "sm90_wgrad_layout.cuh"
 
 namespace upconv {
@@ -13,9 +14,8 @@ UPCONV_OPERANDS(UPCONV_DECLARE)
 #undef UPCONV_DECLARE
 
 bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
   plan->sums = false;
@@ -32,7 +32,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
     WgradJob& job = plan->job[i];
     for (int16_t* field :
          {&job.shift_y, &job.extra_rows, &job.planes, &job.consumers, &job.workers})
-      *field = static_cast<int16_t>(take());
+      reader.read(field);
     if (job.workers < plan->workers) return false;
     const int64_t rows = static_cast<int64_t>(plan->image_groups) * plan->strips * plan->in_h;
     job.rows = static_cast<int32_t>(rows / job.workers);
@@ -43,7 +43,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
     for (WgradPlane& plane : job.plane) {
       for (int16_t* field :
            {&plane.channel, &plane.depth, &plane.phase_y, &plane.phase_x, &plane.start, &plane.sum})
-        *field = static_cast<int16_t>(take());
+        reader.read(field);
       if (plane.sum == 0) continue;
       // One register adds up all planes of a job.
       if (job.sums > 0 && job.sum_channel != plane.channel) return false;
@@ -54,9 +54,9 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
     for (auto& warps : job.run) {
       for (WgradRun& run : warps) {
         for (int8_t* field : {&run.plane, &run.back, &run.offset, &run.skew, &run.high, &run.count})
-          *field = static_cast<int8_t>(take());
-        run.channel = static_cast<int16_t>(take());
-        run.tap = static_cast<int16_t>(take());
+          reader.read(field);
+        reader.read(&run.channel);
+        reader.read(&run.tap);
         const int block = run.channel / wgrad::kRows;
         if (run.count == 0 || block >= kWgradBlocks) continue;
         if (plan->end_job[block] == 0) plan->first_job[block] = static_cast<int16_t>(i);
@@ -67,7 +67,7 @@ bool read_wgrad_plan(const int64_t* record, int64_t length, WgradParams* plan) {
   const int64_t sums = plan->groups * plan->run * (plan->tile_n / 2) * 128;
   plan->bias_at = wgrad_blocks(*plan) * plan->consumers * sums;
   // The producers add up what lies in shared memory in the TMA's order.
-  return at == length && (!plan->sums || wgrad::slabs(*plan));
+  return reader.whole() && (!plan->sums || wgrad::slabs(*plan));
 }
 
 int64_t wgrad_workspace_bytes(const WgradParams& plan) {

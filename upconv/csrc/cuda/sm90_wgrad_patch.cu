@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "plan_reader.h"
 #include "shared_memory.h"
 #include "sm90_wgrad_boxes.h"
 #include "sm90_wgrad_patch_launch.h"
@@ -59,12 +60,11 @@ cudaError_t launch_wgrad(const PatchWgradParams& p, int multiprocessors, cudaStr
 }  // namespace patch
 
 bool read_patch_wgrad_plan(const int64_t* record, int64_t length, PatchWgradParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PATCH_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 &&
+  const bool fits = reader.whole() && plan->tile_n > 0 && plan->workers > 0 &&
                     plan->input_stages <= patch::kMaxStages &&
                     plan->box_stages <= patch::kMaxStages && patch::job_count(*plan) > 0 &&
                     plan->in_w > 0 && plan->in_h > 0 && plan->in_d > 0;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "plan_reader.h"
 #include "shared_memory.h"
 #include "sm90_wgrad_boxes.h"
 #include "sm90_wgrad_phases_launch.h"
@@ -143,12 +144,11 @@ bool square_fits(const PhasesWgradParams& p) {
 }  // namespace
 
 bool read_phases_wgrad_plan(const int64_t* record, int64_t length, PhasesWgradParams* plan) {
-  int64_t at = 0;
-  auto take = [&]() { return at < length ? static_cast<int>(record[at++]) : (++at, 0); };
-#define UPCONV_READ(name) plan->name = take();
+  PlanReader reader(record, length);
+#define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PHASES_WGRAD_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  const bool fits = at == length && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
+  const bool fits = reader.whole() && plan->tile_n > 0 && plan->workers > 0 && plan->rows > 0 &&
                     plan->job_quads > 0 && plan->stages > 1 &&
                     plan->stages <= wgrad_phases::kMaxStages && plan->stride_z > 0 &&
                     plan->stride_y > 0 && plan->in_d > 0 && plan->in_h > 0 && plan->in_w > 0 &&
