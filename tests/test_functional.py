@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import upconv
 from upconv import functional, ops, plans, recording
@@ -150,6 +151,57 @@ def test_tensor_subclasses_and_function_modes() -> None:
         torch.testing.assert_close(result.as_subclass(Tensor), F.conv_transpose2d(x, w))
     with torch.device("cpu"):
         torch.testing.assert_close(upconv.conv_transpose2d(x, w), F.conv_transpose2d(x, w))
+
+
+def test_subclasses_are_asked_about_pytorchs_function() -> None:
+    """They know that one, and not ours; whether a call of these sizes came before or not."""
+
+    class Own(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return "handled"
+
+    seen: list[object] = []
+    x, w, _ = problem()
+    functional._routes.clear()
+    for _ in range(2):
+        assert upconv.conv_transpose2d(x.as_subclass(Own), w) == "handled"
+        upconv.conv_transpose2d(x, w)  # from now on the route is known
+    assert seen == [F.conv_transpose2d] * 2
+
+
+def test_modes_see_the_function_that_was_called() -> None:
+    class Log(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen: list[object] = []
+    x, w, _ = problem()
+    for _ in range(2):
+        with Log():
+            result = upconv.conv_transpose2d(x, w)
+        torch.testing.assert_close(result, F.conv_transpose2d(x, w))
+    assert seen == [upconv.conv_transpose2d] * 2
+
+
+def test_jagged_tensors_are_pytorchs() -> None:
+    parts = [torch.randn(3, 8, 6), torch.randn(4, 8, 6)]
+    x, w = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.randn(8, 8, 3)
+    for _ in range(2):
+        torch.testing.assert_close(
+            upconv.conv_transpose1d(x, w).values(), F.conv_transpose1d(x, w).values()
+        )
+
+
+def test_dilation_of_zero_where_the_kernel_is_one() -> None:
+    x, w = torch.randn(1, 4, 2), torch.randn(4, 2, 1)
+    rest = (None, 3, 2, 2, 2, 0)
+    for _ in range(2):
+        torch.testing.assert_close(
+            upconv.conv_transpose1d(x, w, *rest), F.conv_transpose1d(x, w, *rest)
+        )
 
 
 def test_fx_records_the_function() -> None:

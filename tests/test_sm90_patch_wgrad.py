@@ -52,7 +52,7 @@ REFUSED = {
     "images": (layer((7, 14)), "images of a multiple of 16 bytes"),
     "patch": (layer((8, 32), 4), "2 wide, not 4"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
-    "weights": (layer((8, 32), in_channels=2**15, out_channels=2**14), "its 32-bit sizes"),
+    "weights": (layer((8, 32), in_channels=2**15, out_channels=2**14), "2^31 elements"),
 }
 
 

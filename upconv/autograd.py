@@ -91,7 +91,7 @@ def aten_input_gradient(
     beyond the input; the surplus is cut off.
     """
     ndim = weight.dim() - 2
-    if 0 in grad_output.shape[-ndim:]:  # which PyTorch's convolution refuses
+    if 0 in grad_output.shape:  # some of which PyTorch's convolution refuses
         return grad_output.new_zeros(input_size)
     batched = grad_output if grad_output.dim() == ndim + 2 else grad_output.unsqueeze(0)
     wide, weight = _widened(batched, weight)
@@ -125,9 +125,11 @@ def aten_weight_gradient(
     dtype = grad_output.dtype
     grad_output, input = _widened(grad_output, input)
     # Only its shape and its strides are read: the latter make the gradient channels_last as well.
+    # Under vmap they cannot be asked for.
     weight = grad_output.new_empty(weight_size)
-    if ndim == 2 and grad_output.is_contiguous(memory_format=torch.channels_last):
-        weight = weight.contiguous(memory_format=torch.channels_last)
+    last = torch.channels_last
+    if ndim == 2 and not transformed() and grad_output.is_contiguous(memory_format=last):
+        weight = weight.contiguous(memory_format=last)
     _, gradient, _ = torch.ops.aten.convolution_backward(
         grad_output,
         input,
@@ -204,6 +206,32 @@ def ordinary(*tensors: Tensor | None) -> bool:
     )
 
 
+class _Constant(torch.autograd.Function):
+    """A tensor that depends on nothing, as a part of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, anchor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, None
+
+
+def in_graph(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
+    """Where gradients are recorded (create_graph=True), all of them are part of the graph, as
+    PyTorch's are: also those of a linear loss, which are constant, so that a penalty on them can be
+    differentiated like any other."""
+    if not torch.is_grad_enabled():
+        return gradients
+    return tuple(
+        each
+        if each is None or each.requires_grad
+        else _Constant.apply(each, each.new_zeros((), requires_grad=True))  # type: ignore[no-untyped-call]
+        for each in gradients
+    )
+
+
 class ConvTransposeFunction(torch.autograd.Function):
     """T, with the gradients that were asked for and no others."""
 
@@ -224,15 +252,17 @@ class ConvTransposeFunction(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         by_input, by_weight, by_bias = ctx.needs_input_grad[:3]
         op = torch.ops.upconv
-        return (
+        found: tuple[Tensor | None, ...] = (
             op.conv_transpose_grad_input(grad_output, weight, ctx.input_size, *ctx.rest)
             if by_input
             else None,
             *weight_and_bias_gradients(
                 grad_output, input, ctx.weight_size, (by_weight, by_bias), *ctx.rest
             ),
-            *(None for _ in range(1 + len(ctx.rest))),
         )
+        if by_input or by_weight:  # PyTorch leaves the bias's out where it is alone
+            found = in_graph(found)
+        return *found, *(None for _ in range(1 + len(ctx.rest)))
 
 
 class InputGradientFunction(torch.autograd.Function):
@@ -258,15 +288,15 @@ class InputGradientFunction(torch.autograd.Function):
         grad_output, weight = ctx.saved_tensors
         by_grad, by_weight = ctx.needs_input_grad[:2]
         ndim = len(ctx.weight_size) - 2
-        return (
+        found: tuple[Tensor | None, ...] = (
             _operator(ndim)(second, weight, None, *ctx.rest) if by_grad else None,
             torch.ops.upconv.conv_transpose_grad_weight(
                 grad_output, second, ctx.weight_size, *ctx.rest
             )
             if by_weight
             else None,
-            *(None for _ in range(1 + len(ctx.rest))),
         )
+        return *in_graph(found), *(None for _ in range(1 + len(ctx.rest)))
 
 
 class WeightGradientFunction(torch.autograd.Function):
@@ -292,15 +322,15 @@ class WeightGradientFunction(torch.autograd.Function):
         grad_output, input = ctx.saved_tensors
         by_grad, by_input = ctx.needs_input_grad[:2]
         ndim = second.dim() - 2
-        return (
+        found: tuple[Tensor | None, ...] = (
             _operator(ndim)(input, second, None, *ctx.rest) if by_grad else None,
             torch.ops.upconv.conv_transpose_grad_input(
                 grad_output, second, ctx.input_size, *ctx.rest
             )
             if by_input
             else None,
-            *(None for _ in range(1 + len(ctx.rest))),
         )
+        return *in_graph(found), *(None for _ in range(1 + len(ctx.rest)))
 
 
 def _operator(ndim: int) -> Callable[..., Tensor]:
@@ -317,7 +347,8 @@ def conv_transpose(
 ) -> Tensor:
     """T at the level of automatic differentiation."""
     if transformed() or not ordinary(input, weight, bias):
-        check_call(ndim, input, weight, bias, *rest)
+        if ordinary(input, weight, bias):  # others have rules of their own
+            check_call(ndim, input, weight, bias, *rest)
         return aten_conv_transpose(ndim, input, weight, bias, *rest)
     if records_gradient(input, weight, bias):
         result = ConvTransposeFunction.apply(  # type: ignore[no-untyped-call]

@@ -155,7 +155,7 @@ def _check_sizes(
     dilations: Sequence[int],
 ) -> None:
     """Rules that PyTorch does not apply to an empty batch."""
-    if any(d == 0 for d in dilations):
+    if any(d == 0 and k != 1 for d, k in zip(dilations, kernel, strict=True)):
         raise RuntimeError(_dilation_text(dilations))
     if any(_true(length == 0) for length in size):
         raise RuntimeError(

@@ -31,6 +31,11 @@ MOST_ROUTES = 16384
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer, type(None))
 _DEFAULTS = ((1,), (0,), (0,), 1, (1,))
 
+_NOT_OVERRIDDEN = (
+    Tensor.__torch_function__.__func__,  # type: ignore[attr-defined]
+    torch._C._disabled_torch_function_impl,  # of parameters
+)
+
 _is_compiling = torch.compiler.is_compiling
 
 _Route = tuple[tuple[Any, ...], bool, bool | None, tuple[Any, ...]]
@@ -73,6 +78,9 @@ def _make_function(ndim: int) -> ConvTransposeFunction:
         if _is_compiling():
             sizes = (_each(size, ndim) for size in (stride, padding, output_padding))
             return op(input, weight, bias, *sizes, groups, _each(dilation, ndim))
+        if has_torch_function_variadic(input, weight, bias):
+            parameters = (stride, padding, output_padding, groups, dilation)
+            return _overridden(conv_transpose, aten, (input, weight, bias), parameters)
         try:
             route = _routes[
                 input.shape,
@@ -165,6 +173,25 @@ def _all_integers(*sizes: Any) -> bool:
     return True
 
 
+def _overrides(tensor: Any) -> bool:
+    """Is it a tensor of a class with a `__torch_function__` of its own?"""
+    own = getattr(type(tensor), "__torch_function__", None)
+    return isinstance(tensor, Tensor) and getattr(own, "__func__", own) not in _NOT_OVERRIDDEN
+
+
+def _overridden(
+    function: Callable[..., Tensor],
+    aten: Callable[..., Tensor],
+    tensors: tuple[Any, Any, Any],
+    parameters: tuple[Any, ...],
+) -> Tensor:
+    """For `__torch_function__`: tensors of other classes know PyTorch's function and none of ours;
+    modes (a default device, say) and tracers of modules see the one that was called."""
+    called = aten if any(map(_overrides, tensors)) else function
+    result: Tensor = handle_torch_function(called, tensors, *tensors, *parameters)
+    return result
+
+
 def _long_way(
     function: Callable[..., Tensor],
     ndim: int,
@@ -172,9 +199,6 @@ def _long_way(
     parameters: tuple[Any, Any, Any, Any, Any],
 ) -> Tensor:
     """Check, plan, remember the route, and call."""
-    if has_torch_function_variadic(*tensors):
-        result = handle_torch_function(function, tensors, *tensors, *parameters)
-        return result
     if any(type(size) is list for size in parameters):  # lists cannot be looked up, tuples can
         return function(*tensors, *map(_hashable, parameters))
     aten = ATEN_CONV[ndim - 1]
@@ -210,7 +234,7 @@ def _long_way(
     with suppress(TypeError):  # a list among the parameters, or sizes that are symbols
         key = (input.shape, weight.shape, input.dtype, input.is_cuda, *parameters)
         _routes[key] = route
-    if plan is None or (route is not None and route[2 if recording else 1]):
+    if route is not None and route[2 if recording else 1]:
         return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
     return aten(*tensors, *parameters)
 

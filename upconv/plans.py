@@ -224,6 +224,8 @@ def plan_of(key: Sequence[int]) -> Plan | None:
     problem = problem_of(key)
     if problem.batch == 0 or min(problem.out_size) < 1 or max(problem.stride) > MOST_PHASES:
         return None
+    if 0 in problem.dilation:  # of kernels of 1, where PyTorch takes it
+        return None
     kind, index, threads = DEVICE_KINDS[key[0]], key[1], key[KEY_HEADER.index("threads")]
     machine = cuda_hardware(index) if kind == "cuda" else cpu_hardware(threads)
     return make_plan(problem, machine, forced_kernel())

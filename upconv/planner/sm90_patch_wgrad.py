@@ -16,7 +16,7 @@ from .candidate import Candidate, Refusal
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_patch import BOX_BYTES, CONSUMERS, INT
+from .sm90_patch import BOX_BYTES, CONSUMERS
 from .sm90_patch import refusal as patch_refusal
 from .sm90_tiling import OPERANDS
 
@@ -119,8 +119,6 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     reason = rounding_legality(problem, hardware) or patch_refusal(problem, hardware)
     if reason:
         return reason
-    if problem.in_channels * problem.out_channels * prod(problem.kernel) >= INT:
-        return "weights beyond its 32-bit sizes"
     if prod(problem.in_size) * problem.element_bytes % 16:
         return "needs images of a multiple of 16 bytes"
     return None
