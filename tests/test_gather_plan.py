@@ -17,6 +17,7 @@ from upconv.configurations import draw
 from upconv.planner import H200, Candidate, Problem, Refusal, gather, make_plan
 from upconv.planner import gather_igrad as igrad
 from upconv.planner import gather_wgrad as wgrad
+from upconv.planner.operands import SPLIT
 from upconv.planner.problem import three
 
 BY_NAME = {case.name: case for case in CASES}
@@ -184,7 +185,7 @@ def test_the_gradient_of_the_weight_alone_takes_float32_as_it_is() -> None:
     rounded = wgrad.consider(replace(FSRCNN, direction="grad_weight"), H200)
     assert isinstance(plan, Candidate)
     assert isinstance(rounded, Candidate)
-    assert plan.params[0] == gather.SPLIT
+    assert plan.params[0] == SPLIT
     assert plan.microseconds > rounded.microseconds
 
 

@@ -321,13 +321,16 @@ class TestBorderToTheCompiledSide:
     header = (TESTS.parent / "upconv/csrc/binding/common.h").read_text()
 
     def test_key_layout(self) -> None:
-        body = re.search(r"enum KeyField : int \{(.*?)\};", self.header, re.S)
-        assert body
-        fields = re.findall(r"kKey(\w+) = (\d+)", body[1])
-        assert [int(number) for _, number in fields] == list(range(len(plans.KEY_HEADER) + 1))
-        names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, _ in fields]
-        assert names == [*plans.KEY_HEADER, "header"]
-        assert f"kKeyLists = {len(plans.KEY_LISTS)};" in self.header
+        for enum, expected in (
+            ("KeyField", [*plans.KEY_HEADER, "header"]),
+            ("KeyList", [*plans.KEY_LISTS, "lists"]),
+        ):
+            body = re.search(rf"enum {enum} : int \{{(.*?)\}};", self.header, re.S)
+            assert body
+            fields = re.findall(r"k(?:Key|List)(\w+) = (\d+)", body[1])
+            assert [int(number) for _, number in fields] == list(range(len(expected)))
+            names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, _ in fields]
+            assert names == expected
 
     def test_numbers_of_kernels_devices_and_dtypes(self) -> None:
         kernels = re.search(r"enum KernelId : int64_t \{(.*?)\}", self.header, re.S)

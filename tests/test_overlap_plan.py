@@ -20,11 +20,11 @@ from upconv.planner import (
     Candidate,
     Problem,
     Refusal,
-    gather,
     make_plan,
     overlap,
     overlap_columns,
 )
+from upconv.planner.operands import OPERANDS
 from upconv.planner.problem import three
 
 FSRCNN = next(case for case in CASES if case.name == "fsrcnn").problem(tf32=True)
@@ -184,7 +184,7 @@ def test_older_gpus_and_odd_rows_copy() -> None:
         answer = overlap.consider(problem, machine)
         assert isinstance(answer, Candidate)
         assert answer.params[names.index("boxes")] == boxes
-        assert answer.params[names.index("type")] == gather.TYPES["float32"]
+        assert answer.params[names.index("type")] == OPERANDS["float32"]
 
 
 @pytest.mark.slow

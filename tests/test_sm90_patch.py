@@ -20,7 +20,7 @@ from pixel_kernels import MULTIPROCESSORS, check
 from sm90_references import expected, expected_grad_input
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch
-from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.operands import OPERANDS
 
 DIRECTIONS = ("forward", "grad_input")
 

@@ -18,7 +18,7 @@ from kernel_reports import spilled_bytes
 from params_header import CUDA, ParamsHeader
 
 from upconv.planner import H200, Candidate, Problem, Refusal, make_plan, sm90_patch_wgrad
-from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.operands import OPERANDS
 
 MULTIPROCESSORS = 3
 

@@ -29,7 +29,7 @@ from upconv.planner import (
     sm90_phases_wgrad,
     sm90_wgrad,
 )
-from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.operands import OPERANDS
 
 DIRECTIONS = ("forward", "grad_input")
 

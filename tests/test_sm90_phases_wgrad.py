@@ -19,7 +19,7 @@ from params_header import CUDA, ParamsHeader
 from strategies import unaligned_planes
 
 from upconv.planner import H200, Problem, Refusal, make_plan, sm90_phases_wgrad
-from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.operands import OPERANDS
 
 SMALL = replace(H200, multiprocessors=3)
 

@@ -19,7 +19,7 @@ from pixel_kernels import MULTIPROCESSORS, check
 from walk_layers import DIRECTIONS, Most, walk_problems
 
 from upconv.planner import H200, Problem, Refusal, sm90_walk
-from upconv.planner.sm90_tiling import OPERANDS
+from upconv.planner.operands import OPERANDS
 
 MOST = Most(batch=3, channels=40, rows=9, vectors=8)
 

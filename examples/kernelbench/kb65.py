@@ -330,6 +330,14 @@ def _planner():
         kernel: str
         reason: str
 
+    # ===== planner/operands.py ====================================================================
+    # What the tensor cores are given, by the numbers that kernels know it by (`operand` or `type` in
+    # their parameters).
+    OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+    """By dtype; float32 is rounded to TF32."""
+    SPLIT = 3
+    """float32 that must not be rounded: the sum of two numbers that the tensor cores multiply."""
+
     # ===== planner/geometry.py ====================================================================
     # Sizes, phases and taps of one spatial dimension. Everything else is a product of these.
     #
@@ -1965,10 +1973,6 @@ def _planner():
 
     SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
     """The same for split float32: N of both consumers together."""
-    OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-    """Operand type of the kernel, by dtype; float32 is rounded to TF32."""
-    SPLIT = 3
-    """Operand type of float32 that must not be rounded."""
     SPLIT_NOTE = "float32 as two FP16 numbers, scaled by the input's range: a computation over it, 2 KiB"
     BLOCK_ROWS = 64
     FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + SLACK_PIXELS * 16

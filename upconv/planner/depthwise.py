@@ -11,9 +11,9 @@ from functools import cached_property
 from math import lcm, prod
 
 from .legality import first_refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem, three
 
-TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
 COLUMNS = 4
 """Of grad_output in a thread."""
 MOST_THREADS = 256
@@ -120,7 +120,7 @@ class Layer:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
-    reason = first_refusal(problem, hardware, TYPES)
+    reason = first_refusal(problem, hardware, OPERANDS)
     if reason:
         return reason
     if not problem.groups == problem.in_channels == problem.out_channels:

@@ -13,6 +13,7 @@ from functools import cached_property
 from . import depthwise
 from .candidate import Candidate, Refusal
 from .depthwise import COLUMNS, MOST_PAD, MOST_THREADS, PAD, Layer
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 
 KERNEL = "depthwise_igrad"
@@ -233,7 +234,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     """The scalars of csrc/cuda/depthwise_params.h by name, in its order."""
     layer = way.layer
     return {
-        "type": depthwise.TYPES[way.problem.dtype],
+        "type": OPERANDS[way.problem.dtype],
         "by_weight": 0,
         "reach_y": layer.reach_y,
         "reach_x": layer.reach_x,

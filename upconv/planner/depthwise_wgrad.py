@@ -15,6 +15,7 @@ from math import ceil, prod
 from . import depthwise
 from .candidate import Candidate, Refusal
 from .depthwise import COLUMNS, MOST_THREADS, Layer
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 
 KERNEL = "depthwise_wgrad"
@@ -357,7 +358,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     """The scalars of csrc/cuda/depthwise_params.h by name, in its order."""
     layer = way.layer
     return {
-        "type": depthwise.TYPES[way.problem.dtype],
+        "type": OPERANDS[way.problem.dtype],
         "by_weight": 1,
         "reach_y": layer.reach_y,
         "reach_x": layer.reach_x,

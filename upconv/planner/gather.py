@@ -12,11 +12,9 @@ from dataclasses import dataclass, fields
 from math import gcd, prod
 
 from .legality import first_refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem, three
 
-TYPES = {"float32": 0, "bfloat16": 1, "float16": 2}
-SPLIT = 3
-"""float32 that must not be rounded: the weight's gradient alone."""
 MOST_JOBS = 48
 FARTHEST = 1 << 15
 """Rows and planes of a box are numbered by 16 bits."""
@@ -136,7 +134,7 @@ def rows_by_input(problem: Problem, rows: int, taps_y: int) -> Box:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why neither kernel can serve, or None."""
-    reason = first_refusal(problem, hardware, TYPES)
+    reason = first_refusal(problem, hardware, OPERANDS)
     if reason:
         return reason
     if problem.strict and problem.direction != "grad_weight":

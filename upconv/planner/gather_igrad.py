@@ -15,6 +15,7 @@ from math import gcd, prod
 from . import gather
 from .candidate import Candidate, Refusal
 from .gather import Box, Job
+from .operands import OPERANDS
 from .problem import Hardware, Problem, three
 
 KERNEL = "gather_igrad"
@@ -253,7 +254,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     """The scalars of csrc/cuda/gather_params.h by name, in its order."""
     problem = way.problem
     return {
-        "type": gather.TYPES[problem.dtype],
+        "type": OPERANDS[problem.dtype],
         "by_weight": 0,
         "by_input": 1,
         "tiles_m": PIXELS // 16,

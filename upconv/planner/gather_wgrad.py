@@ -16,6 +16,7 @@ from math import prod
 from . import gather
 from .candidate import Candidate, Refusal
 from .gather import Box, Job, TapClass
+from .operands import OPERANDS, SPLIT
 from .problem import Hardware, Problem, three
 
 KERNEL = "gather_wgrad"
@@ -411,7 +412,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     problem, shape = way.problem, way.shape
     element = problem.element_bytes
     return {
-        "type": gather.SPLIT if problem.strict else gather.TYPES[problem.dtype],
+        "type": SPLIT if problem.strict else OPERANDS[problem.dtype],
         "by_weight": 1,
         "by_input": int(shape.by_input),
         "tiles_m": shape.tile[0],

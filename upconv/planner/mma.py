@@ -21,14 +21,13 @@ from math import gcd, prod
 from .candidate import Candidate, Refusal
 from .lattice import Lattice
 from .legality import first_refusal
-from .mma_columns import SPLIT, Work, stages_of, uniform
+from .mma_columns import Work, stages_of, uniform
 from .mma_tiling import Tiling, best_tiling
+from .operands import OPERANDS, SPLIT
 from .problem import Hardware, Problem
 
 KERNEL = "mma_fprop"
 
-OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""Operand type of the kernel, by dtype; float32 is rounded to TF32, or split where TF32 is off."""
 LEAST_CHANNELS = 4
 FOLDS = (1, 2, 4)
 """Neighbouring outputs of a row that may count as phases, so that few channels fill the columns."""

@@ -12,11 +12,10 @@ from functools import cached_property
 from itertools import product
 
 from .lattice import Lattice
+from .operands import SPLIT
 
 LEAST_COLUMNS = 4
 """Of a phase: csrc/cuda/mma_layout.cuh goes from a tile to the next in two steps."""
-SPLIT = 3
-"""Operand type of float32 that must not be rounded: the sum of two TF32 numbers."""
 
 Shift = tuple[int, int, int]
 Step = tuple[tuple[int, int, int, int], int]

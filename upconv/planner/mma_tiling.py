@@ -13,9 +13,10 @@ from functools import cached_property, lru_cache
 from itertools import product
 from math import gcd, prod
 
-from .mma_columns import SPLIT, Layout, Work, layouts, sheet_layouts, stages_of, uniform, up
+from .mma_columns import Layout, Work, layouts, sheet_layouts, stages_of, uniform, up
 from .mma_cost import CLOCK_MHZ, PACK_MICROSECONDS, BlockWork, problem_cycles
 from .mma_staging import Staging, as_sheet, by_phases
+from .operands import SPLIT
 from .problem import Hardware
 
 MAX_KINDS, MAX_ROWS, MAX_PHASES = 64, 256, 256

@@ -14,6 +14,7 @@ from math import gcd, prod
 from . import gather
 from .candidate import Candidate, Refusal
 from .legality import first_refusal
+from .operands import OPERANDS, SPLIT
 from .overlap_columns import Axis, Columns, axes_of, columns_of
 from .problem import Hardware, Problem, three
 
@@ -282,7 +283,7 @@ class Division:
 
 def legality(problem: Problem, hardware: Hardware) -> str | None:
     """Why the kernel cannot serve, or None."""
-    reason = first_refusal(problem, hardware, gather.TYPES)
+    reason = first_refusal(problem, hardware, OPERANDS)
     if reason:
         return reason
     each = problem.out_channels // problem.groups
@@ -371,7 +372,7 @@ def scalar_fields(way: Division) -> dict[str, int]:
     del common["padding_x"], common["dilation_x"]
     apart = gcd(problem.stride[-1], problem.dilation[-1])
     return {
-        "type": gather.SPLIT if problem.strict else gather.TYPES[problem.dtype],
+        "type": SPLIT if problem.strict else OPERANDS[problem.dtype],
         "boxes": int(way.boxes),
         "tiles_m": way.tiles_m,
         "tiles_n": way.tiles_n,

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90_load import MAX_BLOCKS, step_count, visits
 from .sm90_search import Opening, fastest, openings
@@ -36,7 +37,7 @@ from .sm90_task import (
     input_gradient_task,
     shapes,
 )
-from .sm90_tiling import BLOCKS, OPERANDS, Tiling
+from .sm90_tiling import BLOCKS, Tiling
 from .sm90_weights import STEP_PAIRS
 
 KERNEL = "sm90_wgmma_fprop"

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import prod
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS, SPLIT
 from .problem import Hardware, Problem
 from .sm90 import legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_tiling import OPERANDS, SPLIT
 
 KERNEL = "sm90_patch"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from math import gcd, prod
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
 from .sm90_patch import BOX_BYTES, CONSUMERS
 from .sm90_patch import refusal as patch_refusal
-from .sm90_tiling import OPERANDS
 
 KERNEL = "sm90_patch_wgrad"
 

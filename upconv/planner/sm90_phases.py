@@ -15,10 +15,10 @@ from itertools import product
 from math import prod
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_tiling import OPERANDS
 
 KERNEL = "sm90_phases"
 

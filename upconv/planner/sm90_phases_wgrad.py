@@ -24,11 +24,11 @@ from math import prod
 from typing import NamedTuple
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90_cost import CLOCK_MHZ
 from .sm90_patch_wgrad import GRAD_ROWS, shares
 from .sm90_phases import PIECE_BYTES, common_refusal
-from .sm90_tiling import OPERANDS
 
 KERNEL = "sm90_phases_wgrad"
 

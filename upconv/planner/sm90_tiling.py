@@ -11,6 +11,7 @@ from functools import cache
 from math import gcd, prod
 from typing import TYPE_CHECKING, NamedTuple
 
+from .operands import OPERANDS, SPLIT
 from .problem import Hardware
 from .sm90_area import (
     COPY_BOXES,
@@ -56,10 +57,6 @@ BLOCKS = tuple(sorted({blocks for _, blocks in TILES}))
 
 SPLIT_TILES = ((256, 1), (224, 1), (208, 1), (128, 1), (128, 2))
 """The same for split float32: N of both consumers together."""
-OPERANDS = {"float32": 0, "bfloat16": 1, "float16": 2}
-"""Operand type of the kernel, by dtype; float32 is rounded to TF32."""
-SPLIT = 3
-"""Operand type of float32 that must not be rounded."""
 SPLIT_NOTE = "float32 as two FP16 numbers, scaled by the input's range: a pass over it, 2 KiB"
 BLOCK_ROWS = 64
 FIXED_BYTES = 1024 + 2 * 256 * 4 + 8 * 16 * 288 + SLACK_PIXELS * 16

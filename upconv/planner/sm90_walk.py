@@ -17,10 +17,10 @@ from itertools import product
 from math import gcd, prod
 
 from .candidate import Candidate, Refusal
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_tiling import OPERANDS
 from .sm90_walk_layer import OCTET, PIECE_BYTES, Layer, layers
 
 KERNEL = "sm90_walk"

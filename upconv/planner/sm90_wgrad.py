@@ -19,10 +19,10 @@ from math import prod
 from . import sm90_wgrad_bias
 from .candidate import Candidate, Refusal
 from .cuda_aten import bias_microseconds
+from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_area import up
-from .sm90_tiling import OPERANDS
 from .sm90_wgrad_bias import Sums
 from .sm90_wgrad_chunks import (
     INT,

@@ -74,8 +74,7 @@ enum KernelId : int64_t {
 constexpr int64_t kAskAgain = -1;
 enum Direction : int64_t { kForward = 0, kGradInput = 1, kGradWeight = 2 };
 
-// Positions in a key. After the header come kKeyLists lists of one value per spatial dimension:
-// in_size, kernel, stride, padding, output_padding, dilation.
+// Positions in a key. After the header come lists of one value per spatial dimension.
 enum KeyField : int {
   kKeyDeviceKind = 0,
   kKeyDeviceIndex = 1,
@@ -92,7 +91,15 @@ enum KeyField : int {
   kKeyDirection = 12,
   kKeyHeader = 13
 };
-constexpr int kKeyLists = 6;
+enum KeyList : int {
+  kListInSize = 0,
+  kListKernel = 1,
+  kListStride = 2,
+  kListPadding = 3,
+  kListOutputPadding = 4,
+  kListDilation = 5,
+  kKeyLists = 6
+};
 constexpr int kMaxKey = kKeyHeader + kKeyLists * 3;
 
 // The dtypes that kernels of ours can have, numbered as in upconv::DType; -1 for all others.
@@ -242,21 +249,21 @@ bool fill_key(PlanKey& key, const Call& call, DeviceKind kind, bool tf32, int64_
   return true;
 }
 
-// Values `index` of the key's lists: 0 in_size, 1 kernel, 2 stride, ...
-template <int N>
-const int64_t* key_list(const PlanKey& key, int index) {
-  return key.values.data() + kKeyHeader + index * N;
+// One number of a key's list, and the size of the output, in one of its spatial dimensions.
+inline int64_t key_size(const PlanKey& key, KeyList list, int64_t dimension) {
+  return key[kKeyHeader + list * key[kKeyNdim] + dimension];
+}
+inline int64_t key_out_size(const PlanKey& key, int64_t dimension) {
+  const auto size = [&](KeyList list) { return key_size(key, list, dimension); };
+  return (size(kListInSize) - 1) * size(kListStride) - 2 * size(kListPadding) +
+         size(kListDilation) * (size(kListKernel) - 1) + size(kListOutputPadding) + 1;
 }
 
 // Shape of the output; without the batch where the input has none.
 template <int N>
 std::array<int64_t, N + 2> output_shape(const PlanKey& key) {
   std::array<int64_t, N + 2> shape{key[kKeyBatch], key[kKeyOutChannels]};
-  for (int i = 0; i < N; ++i) {
-    const auto value = [&](int list) { return key_list<N>(key, list)[i]; };
-    shape[2 + i] =
-        (value(0) - 1) * value(2) - 2 * value(3) + value(5) * (value(1) - 1) + value(4) + 1;
-  }
+  for (int i = 0; i < N; ++i) shape[2 + i] = key_out_size(key, i);
   return shape;
 }
 

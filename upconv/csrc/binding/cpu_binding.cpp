@@ -24,12 +24,10 @@ bool record_complete(const PlanKey& key, const PlanRecord& plan) {
     return false;
   const int ndim = static_cast<int>(key[kKeyNdim]);
   for (int i = 0; i < ndim; ++i) {
-    const auto value = [&](int list) { return key[kKeyHeader + list * ndim + i]; };
     const int dim = 3 - ndim + i;
-    const int64_t out =
-        (value(0) - 1) * value(2) - 2 * value(3) + value(5) * (value(1) - 1) + value(4) + 1;
-    if (params[kInSize + dim] != value(0) || params[kKernel + dim] != value(1) ||
-        params[kOutSize + dim] != out)
+    if (params[kInSize + dim] != key_size(key, kListInSize, i) ||
+        params[kKernel + dim] != key_size(key, kListKernel, i) ||
+        params[kOutSize + dim] != key_out_size(key, i))
       return false;
   }
   int64_t at = kPhaseLists;

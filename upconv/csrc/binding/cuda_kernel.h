@@ -32,12 +32,11 @@ struct CallSizes {
         channels_last(key[kKeyChannelsLast] != 0) {
     for (int i = 0; i < 3; ++i) {
       const int dimension = i - (3 - ndim);
-      const auto value = [&](int list) { return key[kKeyHeader + list * ndim + dimension]; };
       in[i] = out[i] = kernel[i] = 1;
       if (dimension < 0) continue;
-      in[i] = value(0);
-      kernel[i] = value(1);
-      out[i] = (in[i] - 1) * value(2) - 2 * value(3) + value(5) * (kernel[i] - 1) + value(4) + 1;
+      in[i] = key_size(key, kListInSize, dimension);
+      kernel[i] = key_size(key, kListKernel, dimension);
+      out[i] = key_out_size(key, dimension);
     }
     // The input's gradient is a convolution the other way: a kernel reads what the layer wrote.
     if (direction == kGradInput) {

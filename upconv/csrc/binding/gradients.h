@@ -66,10 +66,7 @@ inline bool fill_gradient_key(PlanKey& key, const GradientCall& call, Direction 
       (batched && gy.size(0) != x[0]))
     return false;
   for (int i = 0; i < ndim; ++i) {
-    const auto value = [&](int list) { return key[kKeyHeader + list * ndim + i]; };
-    const int64_t expected =
-        (value(0) - 1) * value(2) - 2 * value(3) + value(5) * (value(1) - 1) + value(4) + 1;
-    if (gy.size(gy.dim() - ndim + i) != expected) return false;
+    if (gy.size(gy.dim() - ndim + i) != key_out_size(key, i)) return false;
   }
   return true;
 }
