@@ -157,6 +157,26 @@ REFUSED = {
         HEAD + "class Base(nn.Module): ...\n" + INIT.replace("nn.Module", "Base") + FORWARD + TAIL,
         "must derive from nn.Module",
     ),
+    "another name": (
+        HEAD + INIT.replace("self.up =", "self.up = self.alias =") + FORWARD + TAIL,
+        r"holds its layer under 2 names \((up, alias|alias, up)\)",
+    ),
+    "a patched method": (
+        HEAD + INIT + FORWARD + TAIL + "Model.forward = lambda self, x: 2 * self.up(x)\n",
+        "Model.forward is not what `class Model` says",
+    ),
+    "one more method": (
+        HEAD + INIT + FORWARD + TAIL + "Model.__call__ = lambda self, x: x\n",
+        "Model.__call__ is not what",
+    ),
+    "a patched attribute": (
+        HEAD + INIT + FORWARD + TAIL + "Model.up = property(lambda self: torch.nn.ReLU())\n",
+        "Model.up is not what|failed with",
+    ),
+    "another class of that name": (
+        HEAD + INIT + FORWARD + TAIL + "Model = type('Model', (nn.Module,), dict(vars(Model)))\n",
+        "failed with|is not what",
+    ),
     "other methods": (
         HEAD + INIT + FORWARD + "\n    def __call__(self, x):\n        return 0\n" + TAIL,
         "Model must define __init__ and forward and nothing else|has hooks",
@@ -204,6 +224,26 @@ def test_hooks_are_refused(tmp_path: Path) -> None:
     hook = "        self.up.register_forward_hook(print)\n"
     with pytest.raises(ExportError, match="has hooks"):
         read(tmp_path, HEAD + INIT + hook + FORWARD + TAIL)
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        (
+            "nn.ConvTranspose2d.forward = lambda self, x: x",
+            "replaces torch.nn.modules.conv.ConvTranspose2d.forward, which",
+        ),
+        ("nn.Module.__call__ = lambda self, x: x", "replaces torch.nn.modules.module.Module.__ca"),
+        (
+            "nn.functional.conv_transpose2d = lambda *a: a[0]",
+            "replaces torch.nn.functional.conv_transpose2d, which",
+        ),
+    ],
+)
+def test_a_file_that_changes_pytorch(statement: str, words: str, tmp_path: Path) -> None:
+    """In its own process: it would change PyTorch here."""
+    with pytest.raises(ExportError, match=words):
+        read(tmp_path, HEAD + INIT + FORWARD + TAIL + statement + "\n")
 
 
 def test_a_file_that_hangs_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

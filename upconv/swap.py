@@ -118,19 +118,23 @@ def _transposed(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _reason_to_leave(layer: nn.Module) -> str:
-    kind = type(layer)
     if isinstance(layer, tuple(_THEIRS)):
         return "runs by upconv already"
+    base = type(layer).__base__
+    parametrized = base in _OURS and parametrize.is_parametrized(layer)
+    return why_different(layer, base if parametrized and base is not None else type(layer))
+
+
+def why_different(layer: nn.Module, kind: type[nn.Module]) -> str:
+    """Why a layer of class `kind` may compute something else than PyTorch's; empty: it does not."""
     if hasattr(layer, "original_name"):
         return "compiled by TorchScript: call accelerate before scripting"
     if "forward" in layer.__dict__:
         return "has a forward of its own, set on the instance"
-    if kind in _OURS:
+    if kind in _OURS or kind in _THEIRS:
         return ""
     if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
         return "lazy: call the model once, so that it becomes an ordinary layer, and again this"
-    if kind.__base__ in _OURS and parametrize.is_parametrized(layer):
-        return ""
     if "quantized" in kind.__module__:
         return "quantized"
     return f"{kind.__module__}.{kind.__qualname__} is a class of its own; its forward may differ"

@@ -99,6 +99,9 @@ class Layer:
                 "export takes an nn.ConvTranspose1d/2d/3d whose sizes are known, "
                 f"got {type(module).__name__}"
             )
+        reason = _why_more(module)
+        if reason:
+            raise ExportError(f"what is written is a plain layer, and this one does more: {reason}")
         if not all(isinstance(padding, int) for padding in module.padding):
             raise ExportError(f"{module}: PyTorch computes no such padding")
         return Layer(
@@ -112,6 +115,27 @@ class Layer:
             module.bias is not None,
             tuple(module.dilation),
         )
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _why_more(module: nn.Module) -> str:
+    """Why a layer does more than its class and its sizes say; empty: it does not."""
+    from torch.nn.utils import parametrize
+
+    from ..swap import why_different
+
+    if parametrize.is_parametrized(module):
+        names = ", ".join(module.parametrizations)  # type: ignore[arg-type]
+        return (
+            f"has parametrizations ({names}); remove them first, by "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    reason = why_different(module, type(module))
+    if not reason and any(getattr(module, hooks) for hooks in _HOOKS):
+        return "has hooks (weight_norm and pruning work by them too): remove them first"
+    return reason
 
 
 def _short(value: Any) -> Any:

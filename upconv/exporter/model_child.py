@@ -15,6 +15,8 @@ import sys
 from typing import Any
 
 NEEDED = ("Model", "get_inputs", "get_init_inputs")
+LAYERS = ("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 LITERALS = (bool, int, float, str, type(None))
 
 
@@ -52,27 +54,70 @@ def the_layer(model: Any) -> tuple[str, Any]:
     """The one layer of a model, and its name there."""
     from torch import nn
 
-    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    kinds = [getattr(nn, name) for name in LAYERS]
     inner = [(name, part) for name, part in model.named_modules() if name]
     listed = ", ".join(f"{name} ({type(part).__name__})" for name, part in inner) or "nothing"
     if len(inner) != 1 or type(inner[0][1]) not in kinds:
         raise Unfit(
             f"Model must hold one nn.ConvTranspose1d/2d/3d and nothing else; holds {listed}"
         )
+    again = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    if len(again) > 1:
+        raise Unfit(
+            f"Model holds its layer under {len(again)} names ({', '.join(again)}); a state_dict "
+            "has its parameters under each of them; give it one name"
+        )
     own = [*model._parameters, *model._buffers]
     if own:
         raise Unfit(f"Model has parameters or buffers beside its layer: {', '.join(own)}")
     for part in (model, inner[0][1]):
-        if part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part):
+        if any(getattr(part, hooks) for hooks in HOOKS) or "forward" in vars(part):
             raise Unfit("Model or its layer has hooks, which ModelNew would not have")
     return inner[0]
+
+
+def as_written() -> dict[str, Any]:
+    """What a file could put something else in the place of: PyTorch's layers and functions."""
+    from torch import nn
+    from torch.nn import functional
+
+    found = {
+        f"torch.nn.functional.{name}": getattr(functional, name)
+        for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    }
+    kinds = {kind for layer in LAYERS for kind in getattr(nn, layer).__mro__ if kind is not object}
+    for kind in kinds:
+        for name, value in vars(kind).items():
+            if callable(value):
+                found[f"{kind.__module__}.{kind.__qualname__}.{name}"] = value
+    return found
+
+
+def methods_of(model_class: Any, path: str) -> dict[str, int]:
+    """Where in the file each method of Model begins; 0: it was not written there.
+
+    So is whatever else the class was given, by statements behind it.
+    """
+    lines = {}
+    for name, value in vars(model_class).items():
+        code = getattr(value, "__code__", None)
+        if code is not None and code.co_filename == path:
+            lines[name] = code.co_firstlineno
+        elif code is not None or not (name.startswith("__") and name.endswith("__")):
+            lines[name] = 0
+    return lines
 
 
 def describe(path: str) -> dict[str, Any]:
     import torch
     from torch import nn
 
+    before = as_written()
     module = load(path)
+    after = as_written()
+    changed = [name for name in after if after[name] is not before.get(name)]
+    if changed:
+        raise Unfit(f"the file replaces {', '.join(changed)}, which ModelNew would not do")
     if module.Model.__bases__ != (nn.Module,):
         raise Unfit(f"Model must derive from nn.Module, its bases are {module.Model.__bases__}")
     initial = attempt("get_init_inputs()", module.get_init_inputs)
@@ -106,6 +151,7 @@ def describe(path: str) -> dict[str, Any]:
         },
         "input_size": list(inputs[0].shape),
         "defaults": defaults,
+        "methods": methods_of(module.Model, path),
         "globals": {key: repr(value) for key, value in vars(module).items() if literal(value)},
     }
 

@@ -93,6 +93,12 @@ def _model_class(tree: ast.Module, found: dict[str, Any]) -> str:
     if unknown or len(methods) != 2:
         held = ", ".join(methods) or "neither"
         raise ExportError(f"Model must define __init__ and forward and nothing else; has {held}")
+    for name, line in found["methods"].items():
+        if name not in methods or methods[name].lineno != line:
+            raise ExportError(
+                f"Model.{name} is not what `class Model` says: a statement outside of the class "
+                "changes it, which ModelNew would not do"
+            )
     _check_forward(methods["forward"], found["name"])
     return _constructor(methods["__init__"], found)
 
