@@ -74,13 +74,24 @@ def compilations(folder: Path) -> list[int]:
         return []
 
 
-def start(sources: Path, cache: Path, count: int = 1, **variables: str) -> subprocess.Popen[str]:
-    """A fresh process, or `count` of them, that obtains the tiny library."""
+def start(
+    sources: Path,
+    cache: Path,
+    count: int = 1,
+    flags: tuple[str, ...] = (),
+    before: Callable[[], object] | None = None,
+    **variables: str,
+) -> subprocess.Popen[str]:
+    """A fresh process, or `count` of them, that obtains the tiny library.
+
+    `flags` are Python's; `before` is run in the process before that.
+    """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UPCONV_")}
     environment.update({"UPCONV_CACHE_DIR": str(cache), **variables})
     script = DRIVER.format(path=[str(ROOT), str(ROOT / "tests")])
     return subprocess.Popen(
-        [sys.executable, "-c", script, str(sources), str(count)],
+        [sys.executable, *flags, "-c", script, str(sources), str(count)],
+        preexec_fn=before,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -111,7 +111,15 @@ _VARIABLES: tuple[tuple[str, str, str, Callable[[str], object], str], ...] = (
     ),
 )
 
+BUILDING = "_UPCONV_BUILDING"
+"""Set by upconv itself, for the process that builds a library and all that this starts."""
+
 _settings: Settings | None = None
+
+
+def building() -> bool:
+    """Was this process started to build a library?"""
+    return BUILDING in os.environ
 
 
 def _parse(name: str, default: str, parser: Callable[[str], object]) -> object:

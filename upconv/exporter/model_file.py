@@ -57,6 +57,11 @@ def read(path: Path) -> ModelFile:
 
 
 def _run(path: Path) -> dict[str, Any]:
+    if getattr(sys, "frozen", False):
+        raise ExportError(
+            f"{path}: a frozen application (sys.frozen) has no Python to run it with; "
+            "export it with an ordinary Python, or give the layer to upconv.export"
+        )
     with tempfile.TemporaryDirectory(prefix="upconv-export-") as folder:
         answer = Path(folder) / "answer.json"
         try:

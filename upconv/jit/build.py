@@ -12,13 +12,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .child import kill_session
+from .. import env
+from .child import DONE, STARTED, kill_session
 from .folder import FolderUnusable
 from .manifest import ninja_file
 from .recipe import BuildSpec
 from .tools import Toolchain, find_ninja
 
 BUILD_LIMIT_S = 1500.0
+START_LIMIT_S = 120.0
+"""For Python to start and to run the first line of the script."""
 _CHILD = Path(__file__).with_name("child.py")
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _ERROR = re.compile(
@@ -52,6 +55,7 @@ def compile_library(
     environment = toolchain.environment()
     # The compilers' own temporary files: where there is room for the build, and removed with it.
     environment["TMPDIR"] = str(scratch)
+    environment[env.BUILDING] = "1"
     code = _run_child(request, log, environment, on_wait)
     library = build / f"{spec.name}.so"
     if code != 0 or not library.exists():
@@ -93,13 +97,14 @@ def _request(spec: BuildSpec, build: Path) -> dict[str, object]:
 def _run_child(
     request: Path, log: Path, environment: dict[str, str], on_wait: Callable[[], None]
 ) -> int:
+    """The exit code of the build; 0 only where it came to its end."""
     if not sys.executable:
         raise BuildFailed("the running Python does not know its own executable (sys.executable)")
     with log.open("wb") as output:
         try:
             # A session of its own: all compilers can be found, and Ctrl-C comes to us alone.
             child = subprocess.Popen(
-                [sys.executable, str(_CHILD), str(request)],
+                [sys.executable, *_isolation(), str(_CHILD), str(request)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -109,22 +114,49 @@ def _run_child(
             )
         except OSError as error:
             raise BuildFailed(f"{sys.executable} cannot be run ({error.strerror})") from error
-    deadline = time.monotonic() + BUILD_LIMIT_S
+    done = request.with_name(DONE)
     try:
-        while True:
-            try:
-                return child.wait(timeout=0.1)
-            except subprocess.TimeoutExpired:
-                on_wait()
-            if time.monotonic() > deadline:
-                raise BuildFailed(f"the build was stopped after {BUILD_LIMIT_S:.0f} s")
+        _wait(child, request.with_name(STARTED), on_wait)
+        # The code is lost, and 0 stands in for it, where this process ignores SIGCHLD.
+        return child.returncode if child.returncode or done.exists() else 1
     finally:
         # After a normal end there is nobody left to kill; after Ctrl-C or a crash there is.
-        if child.poll() is None or child.returncode < 0:
+        if child.poll() is None or child.returncode < 0 or not (child.returncode or done.exists()):
             kill_session(child.pid)
             child.wait()
         if child.stdin:
             child.stdin.close()
+
+
+def _wait(child: subprocess.Popen[bytes], started: Path, on_wait: Callable[[], None]) -> None:
+    begun = time.monotonic()
+    while True:
+        try:
+            child.wait(timeout=0.1)
+            return
+        except subprocess.TimeoutExpired:
+            on_wait()
+        waited = time.monotonic() - begun
+        if waited > START_LIMIT_S and not started.exists():
+            raise BuildFailed(
+                f"{sys.executable} (sys.executable) did not start the build in "
+                f"{START_LIMIT_S:.0f} s: it is no Python, or a very slow one"
+            )
+        if waited > BUILD_LIMIT_S:
+            raise BuildFailed(f"the build was stopped after {BUILD_LIMIT_S:.0f} s")
+
+
+def _isolation() -> list[str]:
+    """The flags by which this Python keeps foreign code out, for the child to do so too."""
+    flags = sys.flags
+    given = {
+        "-I": flags.isolated,
+        "-E": flags.ignore_environment and not flags.isolated,
+        "-s": flags.no_user_site and not flags.isolated,
+        "-P": getattr(flags, "safe_path", False) and not flags.isolated,  # since Python 3.11
+        "-S": flags.no_site,
+    }
+    return [flag for flag, is_set in given.items() if is_set]
 
 
 def _raise_failure(code: int, log: str, staging: Path) -> None:

@@ -14,6 +14,9 @@ import sys
 import threading
 import time
 
+STARTED, DONE = "started", "done"
+"""Files beside the request: this script runs; the library is built, and can be loaded."""
+
 
 def kill_session(leader: int) -> None:
     """Kill every process of a session, its leader last.
@@ -61,9 +64,20 @@ def die_with_parent(stdin: int) -> None:
     kill_session(os.getpid())
 
 
+def note(folder: str, name: str) -> None:
+    """An empty file, for the parent: STARTED or DONE."""
+    with open(os.path.join(folder, name), "wb"):
+        pass
+
+
 def main() -> None:
+    folder = os.path.dirname(sys.argv[1])
+    note(folder, STARTED)
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
+    if hasattr(signal, "SIGCHLD"):
+        # Inherited where the parent ignores it: ninja could not wait for its compilers then.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     stdin = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -78,6 +92,7 @@ def main() -> None:
     if code:
         sys.exit(1)
     torch.ops.load_library(request["library"])  # type: ignore[no-untyped-call]
+    note(folder, DONE)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -133,6 +134,10 @@ def clear() -> int:
 
 
 def _load_first(kind: str, capability: tuple[int, int] | None) -> LoadResult:
+    if env.building():
+        # An application that is its own sys.executable, and does not say that it is frozen: it was
+        # started to build, and would be waited for. Nothing else of a build imports upconv.
+        sys.exit("upconv: this process was to build a library, and is an application instead")
     started = time.monotonic()
     try:
         if reason := _ruled_out():
@@ -299,9 +304,10 @@ class _Attempt:
 
     def say(self, text: str) -> None:
         if sys.stderr and (env.settings().verbose or (self.noticed and _is_terminal())):
-            # One write, unlike print: many processes may be saying this at once.
-            sys.stderr.write(f"upconv: {text}\n")
-            sys.stderr.flush()
+            with suppress(OSError, ValueError):  # closed, or on a full disk: that is not our matter
+                # One write, unlike print: many processes may be saying this at once.
+                sys.stderr.write(f"upconv: {text}\n")
+                sys.stderr.flush()
 
 
 def _folders(notes: list[str]) -> list[tuple[Path, bool]]:

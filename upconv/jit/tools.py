@@ -13,6 +13,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def find_toolchain(spec: BuildSpec) -> Toolchain:
     (cxx, *flags), cuda_home = _find_cxx(), None
     if cxx is None:
         wanted = os.environ.get("CXX")
-        place = f"CXX={wanted} is not there" if wanted else "none of c++, g++, clang++ is on PATH"
+        place = _why_not(wanted) if wanted else "none of c++, g++, clang++ is on PATH"
         missing.append(f"no C++ compiler was found ({place}): {GET_COMPILER}")
     if spec.with_cuda:
         import torch
@@ -77,6 +78,12 @@ def find_toolchain(spec: BuildSpec) -> Toolchain:
 
 def what_is_missing(toolchain: Toolchain) -> str:
     """Everything that stands in the way of a build, in one sentence; empty when nothing does."""
+    if getattr(sys, "frozen", False):
+        return (
+            f"this is a frozen application (sys.frozen), and {sys.executable} would start it again "
+            "instead of a build: run `upconv build` with an ordinary Python that has the same "
+            "PyTorch, and set UPCONV_CACHE_DIR to its cache folder"
+        )
     missing = list(toolchain.missing)
     if find_ninja() is None:
         missing.append(f"ninja was not found: {GET_NINJA}")
@@ -109,10 +116,23 @@ def _find_cxx() -> list[str | None]:
     """The compiler, or None, and its flags."""
     wanted = os.environ.get("CXX")
     if wanted:
+        try:
+            words = shlex.split(wanted)
+        except ValueError:  # a quote that is never closed
+            return [None]
         # "ccache g++ -m64": a build happens once, so that a cache in front of it only costs.
-        words = [w for w in shlex.split(wanted) if os.path.basename(w) not in _CACHING_WRAPPERS]
+        words = [word for word in words if os.path.basename(word) not in _CACHING_WRAPPERS]
         return [shutil.which(words[0]), *words[1:]] if words else [None]
     return [next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)]
+
+
+def _why_not(wanted: str) -> str:
+    """Why CXX names no compiler."""
+    try:
+        shlex.split(wanted)
+    except ValueError as error:
+        return f"CXX={wanted} cannot be read: {error}"
+    return f"CXX={wanted} is not there"
 
 
 def _find_cuda_home() -> str | None:
