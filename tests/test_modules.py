@@ -6,11 +6,12 @@ import copy
 import inspect
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 import upconv
 
@@ -148,3 +149,86 @@ def test_torchscript_runs_pytorchs_function(ours: Any, theirs: Any, ndim: int) -
     x = torch.randn(2, 4, *[5] * ndim)
     torch.testing.assert_close(scripted(x), layer(x))
     torch.testing.assert_close(scripted(x, [10] * ndim), layer(x, [10] * ndim))
+
+
+class WithSize(nn.Module):
+    def __init__(self, up: nn.Module) -> None:
+        super().__init__()
+        self.up = up
+
+    def forward(self, x: Tensor, like: Tensor) -> Tensor:
+        return self.up(x, output_size=like.shape[2:])
+
+
+def kinds_of_nodes(module: nn.Module) -> list[str]:
+    return [node.op for node in fx.symbolic_trace(module).graph.nodes]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "ndim"), PAIRS)
+def test_fx_takes_a_layer_as_a_whole(ours: Any, theirs: Any, ndim: int) -> None:
+    """As it takes PyTorch's; its sizes may then be what is being traced."""
+    layer = ours(4, 6, 3, stride=2, padding=1)
+    swapped = theirs(4, 6, 3, stride=2, padding=1)
+    expected = kinds_of_nodes(WithSize(swapped))
+    assert "call_module" in expected
+    upconv.accelerate(swapped)
+    x, like = torch.randn(2, 4, *[5] * ndim), torch.randn(2, 6, *[10] * ndim)
+    for made in (layer, swapped, copy.deepcopy(layer), pickle.loads(pickle.dumps(swapped))):
+        model = WithSize(made)
+        assert kinds_of_nodes(model) == expected
+        torch.testing.assert_close(fx.symbolic_trace(model)(x, like), made(x, [10] * ndim))
+    upconv.restore(swapped)
+    assert kinds_of_nodes(WithSize(swapped)) == expected
+
+
+def test_fx_looks_into_derived_classes() -> None:
+    """As it looks into those of PyTorch's: their forward may be anything."""
+
+    class Relu(upconv.ConvTranspose2d):
+        def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+            return super().forward(input, output_size).relu()
+
+    assert "call_method" in kinds_of_nodes(nn.Sequential(Relu(4, 6, 3)))
+
+
+def test_the_classes_keep_their_own_module() -> None:
+    for ours, theirs, _ in PAIRS:
+        assert ours.__module__ == "upconv.modules"
+        assert theirs.__module__ == "torch.nn.modules.conv"
+
+
+def up2(x: Tensor, w: Tensor) -> Tensor:
+    return upconv.conv_transpose2d(x, w, stride=2)
+
+
+def up1(x: Tensor, w: Tensor) -> Tensor:
+    return upconv.conv_transpose1d(x, w, padding=[1], dilation=2)
+
+
+def up3(x: Tensor, w: Tensor) -> Tensor:
+    return upconv.conv_transpose3d(x, w, None, 2, 1, 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("function", "ndim"), [(up1, 1), (up2, 2), (up3, 3)])
+def test_torchscript_compiles_the_functions(function: Any, ndim: int) -> None:
+    x, w = torch.randn(2, 4, *[5] * ndim), torch.randn(4, 6, *[3] * ndim)
+    scripted = torch.jit.script(function)
+    assert f"aten::conv_transpose{ndim}d" in str(scripted.graph)
+    torch.testing.assert_close(scripted(x, w), function(x, w))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["trace", "script"])
+@pytest.mark.parametrize(("ours", "theirs", "ndim"), PAIRS)
+def test_what_torchscript_saves_needs_no_upconv(
+    ours: Any, theirs: Any, ndim: int, how: str, tmp_path: Path
+) -> None:
+    """Nor does ONNX, which is made of the trace: it knows PyTorch's operators only."""
+    layer, x = ours(4, 6, 3, stride=2), torch.randn(2, 4, *[5] * ndim)
+    expected = layer(x)  # now the layer's kind of call is known
+    made = torch.jit.trace(layer, x) if how == "trace" else torch.jit.script(layer)
+    made.save(tmp_path / "layer.pt")
+    loaded = torch.jit.load(tmp_path / "layer.pt")
+    assert "upconv::" not in str(loaded.inlined_graph)
+    torch.testing.assert_close(loaded(x), expected)

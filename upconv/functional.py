@@ -211,8 +211,10 @@ def _long_way(
         _index(groups),
         tuple(map(_index, _each(dilation, 1))),
     )
-    if torch._C._get_tracing_state() or not all(type(t) in _PLAIN for t in tensors):
-        # Under a tracer sizes may be symbols; the operator is what the graph is to hold.
+    if torch._C._get_tracing_state():
+        # A traced file is loaded, and turned into ONNX, where nobody knows our operators.
+        return aten(*tensors, *parameters)
+    if not all(type(t) in _PLAIN for t in tensors):
         return ops.FORWARD[ndim - 1](input, weight, bias, *rest)
     check_call(ndim, input, weight, bias, *rest)
     plan = ops.planned(ndim, input, weight, bias, *rest)

@@ -2,10 +2,19 @@
 
 A layer compiled by TorchScript runs PyTorch's function: TorchScript cannot compile ours. That is
 the first half of every `forward`, in the words that TorchScript reads.
+
+torch.fx takes a layer as a whole, and does not look into its `forward`, where the layer's
+`__module__` says torch.nn. So these layers say that, each for itself, but not their classes: a
+class is found again by its name when a layer is pickled.
 """
 
 from __future__ import annotations
 
+import functools
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import torch.jit
 from torch import Tensor, nn
 from torch.jit import is_scripting  # type: ignore[attr-defined]
 from torch.nn import functional as F
@@ -19,6 +28,42 @@ from .functional import (
 )
 
 __all__ = ["ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+_MODULE = "__module__"
+_Layer = TypeVar("_Layer", bound=nn.Module)
+
+
+def _register_for_scripting() -> None:
+    """TorchScript compiles calls of our functions to PyTorch's."""
+    with suppress(Exception):  # it is private to PyTorch; without it such calls do not compile
+        for ndim, function in enumerate((conv_transpose1d, conv_transpose2d, conv_transpose3d), 1):
+            torch.jit._builtins._register_builtin(function, f"aten::conv_transpose{ndim}d")
+
+
+_register_for_scripting()
+
+
+def make_leaf(layer: nn.Module) -> None:
+    """Let torch.fx take the layer as a whole, as it takes PyTorch's."""
+    layer.__dict__[_MODULE] = _ConvTransposeNd.__module__
+
+
+def _leaf(kind: type[_Layer]) -> type[_Layer]:
+    """The class, whose constructor makes a leaf of a layer."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def constructor(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if type(self) is kind:  # into the forward of a derived class torch.fx does look
+            make_leaf(self)
+
+    kind.__init__ = constructor  # type: ignore[method-assign]
+    return kind
+
+
+def unmake_leaf(layer: nn.Module) -> None:
+    layer.__dict__.pop(_MODULE, None)
 
 
 def _run(
@@ -54,6 +99,7 @@ def _run(
     )
 
 
+@_leaf
 class ConvTranspose1d(nn.ConvTranspose1d):
     """`torch.nn.ConvTranspose1d`, by the fastest kernel for the problem."""
 
@@ -80,6 +126,7 @@ class ConvTranspose1d(nn.ConvTranspose1d):
         return _run(self, conv_transpose1d, input, output_size)
 
 
+@_leaf
 class ConvTranspose2d(nn.ConvTranspose2d):
     """`torch.nn.ConvTranspose2d`, by the fastest kernel for the problem."""
 
@@ -106,6 +153,7 @@ class ConvTranspose2d(nn.ConvTranspose2d):
         return _run(self, conv_transpose2d, input, output_size)
 
 
+@_leaf
 class ConvTranspose3d(nn.ConvTranspose3d):
     """`torch.nn.ConvTranspose3d`, by the fastest kernel for the problem."""
 

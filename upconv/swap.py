@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvTransposeNd
 from torch.nn.utils import parametrize
 
-from .modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .modules import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, make_leaf, unmake_leaf
 
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
     nn.ConvTranspose1d: ConvTranspose1d,
@@ -84,6 +84,7 @@ def accelerate(model: nn.Module) -> Report:
             assert kind.__base__ is not None
             layer.__class__ = _rebuilt(kind, _OURS[kind.__base__], before=kind)
         layer.__dict__[_MARK] = True
+        make_leaf(layer)
         report.swapped.append(Swapped(name, repr(layer)))
     return report
 
@@ -104,6 +105,7 @@ def restore(model: nn.Module) -> Report:
             continue
         layer.__class__ = _THEIRS[kind] if kind in _THEIRS else _class_before(kind)
         del layer.__dict__[_MARK]
+        unmake_leaf(layer)
         report.swapped.append(Swapped(name, repr(layer)))
     return report
 
