@@ -77,6 +77,42 @@ def test_report_prints() -> None:
     assert "0 layers swapped, 0 left" in str(upconv.accelerate(nn.Linear(1, 1)))
 
 
+def test_a_layer_that_cannot_be_printed_is_swapped_all_the_same() -> None:
+    model = nn.Sequential(nn.ConvTranspose2d(2, 2, 3), nn.ConvTranspose2d(2, 3, 3))
+    model[0].output_padding = 0  # computes; its repr raises
+    with pytest.raises(TypeError):
+        repr(model[0])
+    x = torch.randn(1, 2, 5, 5)
+    expected = model(x)
+    report = upconv.accelerate(model)
+    assert names(report.swapped) == ["0", "1"]
+    assert "ConvTranspose2d\n" in str(report)
+    torch.testing.assert_close(model(x), expected)
+    assert names(upconv.restore(model).swapped) == ["0", "1"]
+
+
+def test_a_parametrized_layer_takes_one_line() -> None:
+    model = nn.Sequential(parametrizations.weight_norm(nn.ConvTranspose2d(2, 3, 3)))
+    for report in (upconv.accelerate(model), upconv.accelerate(model), upconv.restore(model)):
+        assert str(report).count("\n") == 1
+        assert "ConvTranspose2d(2, 3, kernel_size=(3, 3), stride=(1, 1))" in str(report)
+
+
+def test_a_layer_that_was_wrapped_since_it_was_swapped() -> None:
+    """As by fully_shard of FSDP2, which gives every module a class made for it."""
+
+    class Mixin:
+        pass
+
+    layer = nn.ConvTranspose2d(2, 3, 3)
+    upconv.accelerate(layer)
+    layer.__class__ = type("FSDPConvTranspose2d", (Mixin, upconv.ConvTranspose2d), {})
+    (left,) = upconv.restore(layer).left
+    assert "was swapped, and is a" in left.reason
+    assert "FSDPConvTranspose2d since then" in left.reason
+    assert "call restore before wrapping" in left.reason
+
+
 def test_the_model_itself_may_be_the_layer() -> None:
     layer = nn.ConvTranspose2d(2, 3, 3)
     assert names(upconv.accelerate(layer).swapped) == [""]

@@ -34,7 +34,7 @@ class Swapped:
     name: str
     """Dotted name in the model; empty for the model itself."""
     layer: str
-    """The layer as PyTorch prints it."""
+    """The layer as PyTorch prints it, on one line."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def accelerate(model: nn.Module) -> Report:
             layer.__class__ = _rebuilt(kind, _OURS[kind.__base__], before=kind)
         layer.__dict__[_MARK] = True
         make_leaf(layer)
-        report.swapped.append(Swapped(name, repr(layer)))
+        report.swapped.append(Swapped(name, _title(layer)))
     return report
 
 
@@ -101,12 +101,17 @@ def restore(model: nn.Module) -> Report:
         if not layer.__dict__.get(_MARK) or ours not in _THEIRS:
             if isinstance(layer, tuple(_THEIRS)):
                 reason = "was not swapped by accelerate"
+                if layer.__dict__.get(_MARK):
+                    reason = (
+                        f"was swapped, and is a {kind.__module__}.{kind.__qualname__} since then "
+                        "(fully_shard does that): call restore before wrapping"
+                    )
                 report.left.append(Left(name, _title(layer), reason))
             continue
         layer.__class__ = _THEIRS[kind] if kind in _THEIRS else _class_before(kind)
         del layer.__dict__[_MARK]
         unmake_leaf(layer)
-        report.swapped.append(Swapped(name, repr(layer)))
+        report.swapped.append(Swapped(name, _title(layer)))
     return report
 
 
@@ -168,5 +173,9 @@ def _properties(kind: type) -> set[str]:
 
 
 def _title(layer: nn.Module) -> str:
-    """The first line of its repr."""
-    return repr(layer).split("\n", 1)[0].rstrip("(")
+    """Its repr without the parts, which would be a line each; of a layer that has one."""
+    name = type(layer).__name__
+    try:
+        return f"{name}({' '.join(layer.extra_repr().split())})"
+    except Exception:  # attributes that were changed by hand: to be run all the same
+        return name
