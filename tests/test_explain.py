@@ -13,7 +13,7 @@ from upconv import jit, ops
 from upconv.autograd import pytorch_errs
 from upconv.explain import Explanation, check, explain, explanation_of
 from upconv.jit import loader
-from upconv.planner import ATEN, H200, KERNELS, Hardware, Problem
+from upconv.planner import ATEN, H200, KERNELS, Hardware, Plan, Problem
 
 CPU = Hardware("cpu", name="test CPU", threads=2, isa="avx2")
 DCGAN = Problem.of(128, 512, 256, (8, 8), 4, stride=2, padding=1)
@@ -56,6 +56,37 @@ def test_phases_without_taps_are_said_to_be_bias() -> None:
     explanation = explain(Problem.of(1, 3, 3, (8, 8), 2, stride=3), hardware=CPU)
     assert "outputs 2, 5, 8, ...  = no tap: bias alone" in str(explanation)
     assert "9 phases, 0 to 1 taps each; 5 without any" in str(explanation)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride"), [((3, 4), (2, 5)), ((1, 7), (3, 2)), ((4, 4), (2, 2))]
+)
+def test_the_products_are_counted_as_if_each_had_been_looked_at(
+    kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> None:
+    explanation = upconv.explain(Problem.of(1, 4, 4, (6, 6), kernel, stride), hardware=H200)
+    counts = [len(taps) for _, taps in explanation.plan.phase_taps()]
+    least, most, empty = min(counts), max(counts), counts.count(0)
+    each = f"{most} taps each" if least == most else f"{least} to {most} taps each"
+    line = f"{len(counts)} phases, {each}" + (f"; {empty} without any" if empty else "")
+    (printed,) = [text for text in str(explanation).splitlines() if text.startswith("  all ")]
+    assert printed.split(None, 1)[1] == line
+
+
+def test_the_products_of_large_strides_are_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5000 x 5000 of them take 6 GB. Of each dimension the first phases and taps are listed."""
+
+    def refuse(plan: Plan) -> None:
+        raise AssertionError("all phases were asked for")
+
+    monkeypatch.setattr(Plan, "phase_taps", refuse)
+    problem = Problem.of(1, 4, 4, (8, 8), (3, 9000), (5000, 5))
+    text = str(upconv.explain(problem, hardware=H200))
+    assert "5000 x 5 = 25000; inside a phase" in text
+    assert "25000 phases, 0 to 1800 taps each; 24985 without any" in text
+    assert "and 4936 more phases" in text
+    assert "... (1544 more taps)" in text
+    assert text.count("outputs ") == 64 + 5
 
 
 def test_many_phases_are_counted_not_listed() -> None:

@@ -35,6 +35,9 @@ ANY_GRADIENT = "any gradient"
 LINE_WIDTH = 100
 MOST_PHASES_LISTED = 16
 """Beyond this the products are counted, not listed: stride 8 in 2-D has 64 of them."""
+MOST_PHASES_OF_AXIS = 64
+MOST_TAPS_LISTED = 256
+"""Beyond these the first are listed, and the others counted."""
 
 
 @dataclass(frozen=True)
@@ -409,40 +412,53 @@ def _outputs(phase: Phase, stride: int) -> str:
 def _phase_lines(plan: Plan) -> list[str]:
     problem = plan.problem
     counts = [len(dimension) for dimension in plan.phases]
-    every = plan.phase_taps()
-    total = f"{' x '.join(map(str, counts))} = {len(every)}" if len(counts) > 1 else str(len(every))
+    every = prod(counts)
+    total = f"{' x '.join(map(str, counts))} = {every}" if len(counts) > 1 else str(every)
     lines = [f"phases   {total}; inside a phase, output number q always meets the same taps"]
     for axis, dimension, stride in zip(
         AXES[problem.ndim], plan.phases, problem.stride, strict=True
     ):
-        width = max(len(_outputs(phase, stride)) for phase in dimension)
-        for index, phase in enumerate(dimension):
-            sums = " + ".join(f"tap[{tap.k}]*{reading(tap.shift)}" for tap in phase.taps)
-            label = axis if index == 0 else ""
-            start = f"  {label:7}{_outputs(phase, stride).ljust(width)}  = "
-            lines += wrap(
-                sums or "no tap: bias alone",
-                LINE_WIDTH,
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_on_hyphens=False,
-            )
+        lines += _axis_lines(axis, dimension, stride)
     if problem.ndim > 1:
-        lines.append(f"  {'all':7}{_product_line(every)}")
-        if 1 < len(every) <= MOST_PHASES_LISTED:
-            for first, taps in every:
+        lines.append(f"  {'all':7}{_product_line(plan.phases)}")
+        if 1 < every <= MOST_PHASES_LISTED:
+            for first, taps in plan.phase_taps():
                 names = " ".join("".join(f"[{tap.k}]" for tap in tap_nd) for tap_nd in taps)
                 lines.append(f"         from output ({_numbers(first)}): {names or 'no tap'}")
     return lines
 
 
-def _product_line(every: Sequence[tuple[tuple[int, ...], Sequence[object]]]) -> str:
-    counts = [len(taps) for _, taps in every]
-    empty = sum(count == 0 for count in counts)
-    least, most = min(counts), max(counts)
+def _axis_lines(axis: str, phases: Sequence[Phase], stride: int) -> list[str]:
+    """The phases of one dimension; the first of them where there are very many."""
+    shown = phases[:MOST_PHASES_OF_AXIS]
+    width = max((len(_outputs(phase, stride)) for phase in shown), default=0)
+    lines = []
+    for index, phase in enumerate(shown):
+        terms = [f"tap[{tap.k}]*{reading(tap.shift)}" for tap in phase.taps[:MOST_TAPS_LISTED]]
+        if len(phase.taps) > len(terms):
+            terms.append(f"... ({len(phase.taps) - len(terms)} more taps)")
+        start = f"  {'' if index else axis:7}{_outputs(phase, stride).ljust(width)}  = "
+        lines += wrap(
+            " + ".join(terms) or "no tap: bias alone",
+            LINE_WIDTH,
+            initial_indent=start,
+            subsequent_indent=" " * len(start),
+            break_on_hyphens=False,
+        )
+    if len(phases) > len(shown):
+        lines.append(f"         and {len(phases) - len(shown)} more phases (--json has all)")
+    return lines
+
+
+def _product_line(phases: Sequence[Sequence[Phase]]) -> str:
+    """How many taps the phases of all dimensions together have, without a look at each of them."""
+    taps = [[len(phase.taps) for phase in dimension] for dimension in phases]
+    every = prod(map(len, taps))
+    empty = every - prod(sum(count > 0 for count in counts) for counts in taps)
+    least, most = prod(map(min, taps)), prod(map(max, taps))
     each = f"{most} taps each" if least == most else f"{least} to {most} taps each"
     bare = f"; {empty} without any" if empty else ""
-    return f"{len(counts)} phase{'s' * (len(counts) > 1)}, {each}{bare}"
+    return f"{every} phase{'s' * (every > 1)}, {each}{bare}"
 
 
 def _planned(explanation: Explanation, plan: Plan, label: str) -> list[str]:
