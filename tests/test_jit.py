@@ -25,7 +25,8 @@ from jit_helpers import (
     write_compiler,
 )
 
-from upconv import env, jit, libraries
+import upconv
+from upconv import env, jit, libraries, plans
 from upconv.jit import build, loader, recipe, store, tools
 
 pytest_plugins = ["jit_fixtures"]
@@ -192,6 +193,18 @@ def test_no_compiler(build_cache, tiny_cpu, monkeypatch):
     monkeypatch.setattr(loader, "_results", {})
     monkeypatch.setenv("CXX", "/nowhere/clang++")
     assert "CXX=/nowhere/clang++" in loader.obtain(tiny_cpu).reason
+
+
+def test_the_warning_points_at_the_users_line(build_cache, tiny_cpu, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(libraries, "compiled", lambda kind: False)
+    monkeypatch.setattr(libraries, "_not_served", set())
+    layer, x = upconv.ConvTranspose2d(8, 8, 3), torch.randn(1, 8, 33, 31)
+    plans.clear()
+    with torch.no_grad(), pytest.warns(loader.UpconvWarning) as caught:
+        layer(x)
+    (warning,) = caught
+    assert warning.filename == __file__
 
 
 def test_no_ninja(build_cache, tiny_cpu, tmp_path, monkeypatch):

@@ -355,14 +355,28 @@ def _no_kernels(result: LoadResult) -> str:
     return f"upconv's {result.kind} kernels are not available: {result.reason}"
 
 
+def _users_level() -> int:
+    """The stacklevel, for who called this, of the line that is neither upconv's nor PyTorch's."""
+    import torch
+
+    inside = tuple(
+        os.path.join(os.path.dirname(os.path.abspath(file)), "")
+        for file in (env.__file__, torch.__file__)
+    )
+    level, frame = 1, sys._getframe(1)
+    while frame.f_code.co_filename.startswith(inside) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 def _warn(result: LoadResult) -> None:
     if not result.ok and env.settings().backend == "auto":
         text = f"{_no_kernels(result)}. PyTorch's kernels are used instead."
-        warnings.warn(text, UpconvWarning, stacklevel=3)
+        warnings.warn(text, UpconvWarning, stacklevel=_users_level())
     elif result.ok and result.notes:
         text = (
             f"the usual build cache was not used: {'; '.join(result.notes)}. The build is kept in "
             f"{result.path and result.path.parent.parent}; set UPCONV_CACHE_DIR to a folder that "
             "only you can write to."
         )
-        warnings.warn(text, UpconvWarning, stacklevel=3)
+        warnings.warn(text, UpconvWarning, stacklevel=_users_level())
