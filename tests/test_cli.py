@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from upconv import cli
+from upconv.jit import store
+from upconv.jit.folder import FolderUnusable
 from upconv.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +94,11 @@ def test_drawing_without_matplotlib(
         (["bench", "kb69", *DCGAN, "--input", "8,8"], "not both"),
         (["bench", "nothing*"], "no case is called 'nothing*'"),
         (["bench", "kb64_1d", "--layout", "channels_last"], "no channels_last"),
-        (["bench", "kb69", "--threads", "0"], "--threads must be at least 1"),
+        (["bench", "kb69", "--threads", "0"], "--threads must be from 1 to 1024, got 0"),
+        (["bench", "kb69", "--threads", "99999999999"], "1024, got 99999999999; this machine has"),
+        (["bench", "kb69", "--seconds", "inf"], "--seconds must be a number from 0 on, got inf"),
+        (["bench", "kb69", "--seconds", "nan"], "--seconds must be a number from 0 on, got nan"),
+        (["bench", "kb69", "--seconds", "-1"], "--seconds must be a number from 0 on, got -1"),
         (["bench", "kb69", "--out", "/no/such/folder/a.json"], "folder does not exist"),
         (["build", "metal"], "there is no library 'metal'; choose from cpu, cuda"),
     ],
@@ -110,6 +116,36 @@ def test_numbers_that_are_none(capsys: Capture, kernel: str) -> None:
         run("explain", "--kernel", kernel)
     assert exit_info.value.code == 2
     assert "not a list of whole numbers such as 3 or 3,5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "number"),
+    [("--in-channels", "9" * 23), ("--groups", "-" + "9" * 23), ("--input", f"8,{'9' * 23}")],
+)
+def test_numbers_that_pytorch_has_not(capsys: Capture, option: str, number: str) -> None:
+    for command in ("bench", "explain"):
+        with pytest.raises(SystemExit) as exit_info:
+            run(command, *DCGAN, "--input", "8,8", f"{option}={number}")
+        assert exit_info.value.code == 2
+        said = capsys.readouterr().err
+        assert option in said
+        assert "9 is beyond PyTorch's numbers, up to 2^63 - 1" in said
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError(13, "Permission denied", "/a/b"), FolderUnusable("in use by process")]
+)
+def test_a_cache_that_cannot_be_cleared(
+    error: Exception, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove_all(folder: Path) -> int:
+        raise error
+
+    monkeypatch.setattr(store, "remove_all", remove_all)
+    assert run("build", "cpu") == 0  # now there is a folder
+    assert run("cache", "clear") == 1
+    said = capsys.readouterr().err
+    assert said == f"upconv cache: the builds cannot all be removed: {error}\n"
 
 
 def test_cuda_where_there_is_none(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

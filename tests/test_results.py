@@ -6,12 +6,15 @@ import csv
 import io
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from report_helpers import made_up_results
 
-from upconv import results, tables
+from upconv import cli, results, tables
 from upconv.bench import Row, Settings, Timing, report
 from upconv.cases import Case
 from upconv.floor import Rates
@@ -44,8 +47,78 @@ def test_files_without_results_are_refused(tmp_path: Path, text: str) -> None:
 def test_rows_that_are_none_are_refused(tmp_path: Path, rows: object) -> None:
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"schema": 2, "rows": rows}))
-    with pytest.raises(ResultsError, match="a row that is none"):
+    with pytest.raises(ResultsError, match="is damaged: rows"):
         read_results(path)
+
+
+def places(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths of everything in a file; of lists the first part stands for all."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from places(part, *path, name)
+    elif isinstance(value, list) and value:
+        yield from places(value[0], *path, 0)
+
+
+def damaged(whole: dict[str, Any], path: tuple[Any, ...], bad: object) -> str:
+    """The file as text, with something else, or nothing (`...`), in one place."""
+    copied = json.loads(json.dumps(whole))
+    place = copied
+    for name in path[:-1]:
+        place = place[name]
+    if bad is ...:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = bad
+    return json.dumps(copied)
+
+
+BAD: list[object] = [..., None, "x", "cpu", "", True, -1, 0, 2.5, 1e300, 1e-300, 10**30]
+BAD += [float("nan"), float("inf"), [], [7, []], {}, {"x": {}}]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=repr)
+def test_a_damaged_field_is_named_or_does_not_matter(
+    bad: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command that reads files, for damage in every place: never a traceback."""
+    whole, good, path = made_up_results(), tmp_path / "good.json", tmp_path / "bad.json"
+    whole["rows"] = [whole["rows"][0], whole["rows"][-1]]
+    backward = next(row for row in made_up_results()["rows"] if row["direction"] == "backward")
+    whole["rows"].insert(0, backward)
+    good.write_text(json.dumps(whole))
+    refused = 0
+    for place in places(whole):
+        path.write_text(damaged(whole, place, bad))
+        for command in (
+            ["report", str(path), "-o", str(tmp_path / "page.html")],
+            ["bench", "--results", str(path), "--csv", str(tmp_path / "a.csv"), "--force"],
+            ["bench", "--results", str(good), "--compare", str(path)],
+        ):
+            code = cli.main(command)
+            said = capsys.readouterr().err
+            assert code in (0, 1, 2), place
+            assert code != 2 or "bad.json" in said or "no row" in said, (place, said)
+            refused += code == 2
+    assert refused
+
+
+def test_what_is_said_of_a_damaged_field(tmp_path: Path) -> None:
+    whole, path = made_up_results(), tmp_path / "bad.json"
+    for place, bad, words in (
+        (("rows", 0, "times", "upconv", "median"), "fast", r"rows\[0\].times.upconv.median should"),
+        (
+            ("rows", 0, "problem", "stride"),
+            [2, 0],
+            r"rows\[0\].problem is no layer: stride must be",
+        ),
+        (("environment", "torch"), ..., "environment.torch is missing"),
+    ):
+        path.write_text(damaged(whole, place, bad))
+        with pytest.raises(ResultsError, match=words):
+            read_results(path)
 
 
 def test_files_of_schema_1_are_read() -> None:

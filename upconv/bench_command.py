@@ -6,6 +6,7 @@ The file of `--out` is written after every case, so that a run that was stopped 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from .cases import Case
 
 DIRECTIONS = ("forward", "backward")
+MOST_THREADS = 1024
+"""The process dies, without a word, when the system refuses torch one of them."""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         write_whole(options.csv, csv_text(results))
         print(f"written: {options.csv}", file=sys.stderr)
     worse = old is not None and show_comparison(old, results, options.compare)
-    if not (results["complete"] or options.results):
+    if not (options.results or results["complete"]):
         return INTERRUPTED
     return FINE if all(row.correct for row in rows) and not worse else FAILED
 
@@ -127,9 +130,14 @@ def settings_of(options: argparse.Namespace) -> list[Settings]:
     dtypes = options.dtype or (("tf32",) if device == "cuda" else ("float32",))
     if device == "cpu" and "tf32" in dtypes:
         raise UsageError("--dtype tf32 is for GPUs only: a CPU multiplies float32 as it is")
+    if not 0 <= options.seconds < float("inf"):
+        raise UsageError(f"--seconds must be a number from 0 on, got {options.seconds:g}")
     if options.threads is not None:
-        if options.threads < 1:
-            raise UsageError(f"--threads must be at least 1, got {options.threads}")
+        if not 1 <= options.threads <= MOST_THREADS:
+            raise UsageError(
+                f"--threads must be from 1 to {MOST_THREADS}, got {options.threads}; "
+                f"this machine has {os.cpu_count()} cores"
+            )
         torch.set_num_threads(options.threads)
     directions = DIRECTIONS if options.direction == "both" else (options.direction,)
     return [

@@ -21,6 +21,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from .cases import Case
 
+MOST = (1 << 63) - 1
 FINE, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 BENCH_DTYPES = ("tf32", *DTYPES)
@@ -31,14 +32,29 @@ class UsageError(Exception):
     """What was asked for makes no sense; the text says why and what would."""
 
 
+def whole(text: str) -> int:
+    """Reads a whole number that PyTorch can."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if abs(value) > MOST:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is beyond PyTorch's numbers, up to 2^63 - 1")
+    return value
+
+
 def sizes(text: str) -> tuple[int, ...]:
     """Reads 3, 3,5 or 3x5."""
+    parts = text.replace("x", ",").split(",")
     try:
-        return tuple(int(part) for part in text.replace("x", ",").split(","))
+        found = tuple(map(int, parts))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of whole numbers such as 3 or 3,5"
+            f"{text[:40]!r} is not a list of whole numbers such as 3 or 3,5"
         ) from None
+    for part in parts:
+        whole(part)
+    return found
 
 
 def some_of(choices: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -59,14 +75,14 @@ def add_layer_options(parser: argparse.ArgumentParser) -> None:
     layer = parser.add_argument_group(
         "the layer", "as nn.ConvTransposeNd takes it; 3 stands for all dimensions, 3,5 for each"
     )
-    layer.add_argument("--in-channels", type=int, metavar="N")
-    layer.add_argument("--out-channels", type=int, metavar="N")
+    layer.add_argument("--in-channels", type=whole, metavar="N")
+    layer.add_argument("--out-channels", type=whole, metavar="N")
     layer.add_argument("--kernel", type=sizes, metavar="K")
     layer.add_argument("--stride", type=sizes, default=(1,), metavar="S")
     layer.add_argument("--padding", type=sizes, default=(0,), metavar="P")
     layer.add_argument("--output-padding", type=sizes, default=(0,), metavar="OP")
     layer.add_argument("--dilation", type=sizes, default=(1,), metavar="D")
-    layer.add_argument("--groups", type=int, default=1, metavar="G")
+    layer.add_argument("--groups", type=whole, default=1, metavar="G")
     layer.add_argument(
         "--input", type=sizes, metavar="SHAPE", help="8,64,32,32 (N,C,H,W) or 32,32 (H,W)"
     )
@@ -149,11 +165,11 @@ def add_bench_parser(commands: Any) -> None:
         default="forward",
         help="backward: the gradients of input, weight and bias",
     )
-    bench.add_argument("--threads", type=int, help="CPU threads; default: what torch takes")
+    bench.add_argument("--threads", type=whole, help="CPU threads; default: what torch takes")
     bench.add_argument(
         "--seconds", type=float, default=4.0, help="time for the timed calls of one case"
     )
-    bench.add_argument("--batch", type=int, metavar="N", help="instead of each case's own")
+    bench.add_argument("--batch", type=whole, metavar="N", help="instead of each case's own")
     bench.add_argument(
         "--against",
         type=some_of(KEYS),
@@ -189,7 +205,7 @@ def add_verify_parser(commands: Any) -> None:
     verify = commands.add_parser("verify", help="compare drawn configurations with float64")
     verify.add_argument("--seconds", type=float, metavar="S", help="how long; default: 30")
     verify.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
-    verify.add_argument("--seed", type=int, metavar="N", help="of the draws; default: a new one")
+    verify.add_argument("--seed", type=whole, metavar="N", help="of the draws; default: a new one")
     verify.add_argument("--dtype", choices=DTYPES, help="default: all four in turn")
     verify.add_argument(
         "--kernel", metavar="NAME", help="auto: the planner's choice; default: it and every kernel"
@@ -355,9 +371,14 @@ def run_build(options: argparse.Namespace) -> int:
 
 def run_cache(options: argparse.Namespace) -> int:
     from . import doctor, jit
+    from .jit.folder import FolderUnusable
 
     if options.action == "clear":
-        removed = jit.clear()
+        try:
+            removed = jit.clear()
+        except (OSError, FolderUnusable) as error:
+            print(f"upconv cache: the builds cannot all be removed: {error}", file=sys.stderr)
+            return FAILED
         print(f"removed {removed} build{'s' * (removed != 1)} from {jit.cache_state().folder}")
         return FINE
     found = doctor.cache()

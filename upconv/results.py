@@ -15,6 +15,7 @@ from .bench import SCHEMA, Row, Settings, environment, problem_of
 from .cases import Case
 from .contenders import TITLES
 from .floor import Rates
+from .result_checks import Damaged, check_results
 
 ADVICE = "measure again with `upconv bench --out FILE.json`"
 
@@ -34,9 +35,9 @@ def read_results(path: str | Path) -> dict[str, Any]:
     if not isinstance(results, dict) or results.get("schema") not in range(1, SCHEMA + 1):
         raise ResultsError(f"{path} does not hold results of schema 1 to {SCHEMA}: {ADVICE}")
     try:
-        rows_of(results)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise ResultsError(f"{path} has a row that is none ({error!r}): {ADVICE}") from error
+        check_results(results)
+    except Damaged as error:
+        raise ResultsError(f"{path} is damaged: {error}. {ADVICE.capitalize()}") from error
     return results
 
 
@@ -96,7 +97,7 @@ def earlier(path: str | Path, settings: Settings) -> Earlier:
             f"cannot resume {path}: {'; '.join(differences)}. "
             "Use the same settings as then, or another --out"
         )
-    rates = {dtype: Rates(**found) for dtype, found in results["machine_rates"].items()}
+    rates = {dtype: Rates(**found) for dtype, found in results.get("machine_rates", {}).items()}
     rows = [row for row in rows_of(results) if row.times]
     return Earlier(rows, rates, results["environment"].get("commit"))
 
