@@ -1,5 +1,6 @@
-"""The scripts that measure on a GPU, on a GPU that is made up: they run to their end, write rows
-that their fits read, and say it when a result is wrong. Kernels and times are not tested here.
+"""The scripts that measure on a GPU, and the sweeps for compute-sanitizer, on a GPU that is made
+up: they run to their end, write rows that their fits read, and say it when a result is wrong.
+Kernels and times are not tested here.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import pytest
 import torch
 from benchmark_scripts import script
 
+from tools import sanitize
 from upconv import ops, plans
 from upconv.planner import H200, Problem
 
-NATIVE = {n: getattr(torch.nn.functional, f"conv_transpose{n}d") for n in (1, 2, 3)}
 GIVEN: list[str] = []
 """Kernels whose plans were to be run."""
 
@@ -148,3 +149,10 @@ def test_what_was_measured_is_read_packed_and_unpacked(
     unpacked = tmp_path / "rows.jsonl"
     unpacked.write_text("".join(json.dumps(row) + "\n" for row in packed))
     assert module.read_rows(unpacked) == packed
+
+
+@pytest.mark.parametrize("sweep", sanitize.SWEEPS)
+def test_sweeps_for_the_sanitizer(sweep: str, capsys) -> None:
+    """They reach their ends; what they compute, PyTorch does here."""
+    sanitize.main([sweep])
+    assert capsys.readouterr().out.count("clean") >= 3
