@@ -337,10 +337,13 @@ PlanPointer make_plan_of(PlanCache& cache, const PlanKey& key, const Complete& c
   if (record[0] == kAskAgain) return plan;
   plan->kernel = static_cast<KernelId>(record[0]);
   plan->params.assign(record.begin() + 1, record.end());
-  TORCH_CHECK(plan->kernel == kAten || complete(key, *plan),
-              message("upconv: the planner's record (kernel ", record[0], ", ",
-                      static_cast<int64_t>(plan->params.size()),
-                      " parameters) does not fit the compiled kernel; planner and library differ"));
+  TORCH_CHECK(
+      plan->kernel == kAten || complete(key, *plan),
+      message("upconv: the planner's record (kernel ", record[0], ", ",
+              static_cast<int64_t>(plan->params.size()),
+              " parameters) does not fit the compiled kernel: planner and library differ, which"
+              " is upconv's mistake. Set UPCONV_BACKEND=aten to go on with PyTorch's own"
+              " operator, and please report the layer"));
   cache.insert(key, plan);
   return plan;
 }
