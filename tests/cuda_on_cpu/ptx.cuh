@@ -154,6 +154,10 @@ void give_registers() {}
 template <int>
 void take_registers() {}
 inline int this_thread() { return static_cast<int>(threadIdx.x); }
+template <typename T>
+inline T* computed_here(T* pointer) {
+  return pointer;
+}
 inline uint32_t computed_here(uint32_t value) { return value; }
 inline void warpgroup_sync(int) { meet(static_cast<int>(threadIdx.x) / 128 * 128, 128); }
 inline void warp_pair_sync(int id) { meet(id, 64); }

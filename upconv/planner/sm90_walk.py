@@ -60,6 +60,8 @@ HEADER_BYTES = 1024 + 512 + CONSUMERS * (512 + 256)
 MOST_STAGES = 16
 LEAST_PIECES = 2
 """Of outputs that are laid down for a consumer's writer."""
+STAGE_BYTES = 8 * 1024
+"""Of a piece, but for what parts its channels."""
 LEAST_BOXES, GOOD_BOXES, MOST_BOXES = 2, 3, 8
 RING_BYTES = (96 * 1024, 64 * 1024, 40 * 1024)
 """Of weights that do not stay: the first of them that leaves room for boxes."""
@@ -204,8 +206,10 @@ class Tiling:
 
     @property
     def stage_channels(self) -> int:
-        """Of a piece of outputs that a warpgroup lays down."""
-        return 8 if self.channels % 16 else 16
+        """Of a piece of outputs that a warpgroup lays down: equal parts of a tile's."""
+        row = self.many * BLOCK * self.element_bytes
+        parts = (n for n in range(self.channels, 8, -8) if self.channels % n == 0)
+        return next((n for n in parts if n * row <= STAGE_BYTES), 8)
 
     @property
     def stage_bytes(self) -> int:

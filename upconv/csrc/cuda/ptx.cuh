@@ -286,6 +286,12 @@ __device__ __forceinline__ uint32_t computed_here(uint32_t value) {
   return value;
 }
 
+template <typename T>
+__device__ __forceinline__ T* computed_here(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

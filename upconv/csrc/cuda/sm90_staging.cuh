@@ -16,7 +16,8 @@ namespace upconv::staging {
 
 using rings::kConsumers, rings::kConsumerWarps, rings::Slot;
 
-constexpr int kMaxPieces = 16;  // of one ring
+constexpr int kMaxPieces = 16;        // of one ring
+constexpr int kMostBytes = 8 * 1024;  // of a piece, but for what parts its channels
 constexpr int kBarrierBytes = 2 * kConsumers * kMaxPieces * 8;
 
 // From one channel of a piece to the next: pixels, and 16 bytes more, so that what lanes of four

@@ -49,13 +49,26 @@ __host__ __device__ inline int columns_of(const WalkParams& p) { return p.tile_c
 __host__ __device__ inline int weight_bytes(const WalkParams& p) {
   return columns_of(p) * kStepBytes * p.kernel_x * steps_of(p.blocks);
 }
-// Channels of a piece of staged outputs, and from one of them to the next.
-__host__ __device__ constexpr int stage_channels(int tile_c) { return tile_c % 16 ? 8 : 16; }
+// From one channel of a piece of staged outputs to the next.
 __host__ __device__ constexpr int stage_pitch(int blocks, int element_bytes) {
   return staging::pitch_of(blocks * kBlock * element_bytes);
 }
+// Channels of a piece: equal parts of a tile's, as many as there is room for.
+__host__ __device__ constexpr int stage_channels(int tile_c, int blocks, int element_bytes) {
+  int channels = tile_c;
+  while (channels > 8 &&
+         (tile_c % channels || channels * blocks * kBlock * element_bytes > staging::kMostBytes)) {
+    channels -= 8;
+  }
+  return channels;
+}
 __host__ __device__ inline int stage_bytes(const WalkParams& p) {
-  return stage_channels(p.tile_c) * stage_pitch(p.blocks, element_bytes(p));
+  const int size = element_bytes(p);
+  return stage_channels(p.tile_c, p.blocks, size) * stage_pitch(p.blocks, size);
+}
+// Whether there are outputs between those of pixels.
+__host__ __device__ inline bool is_spread(const WalkParams& p) {
+  return p.spread_x * p.spread_y * p.spread_z > 1;
 }
 __host__ __device__ inline int shared_bytes(const WalkParams& p) {
   return kHeaderBytes +
@@ -87,6 +100,7 @@ inline WalkShape shape_of(const WalkParams& p) {
   s.by_runs = Divider(s.runs);
   s.by_strip = Divider(p.strip);
   s.by_spread_x = Divider(p.spread_x);
+  s.by_spread_y = Divider(p.spread_y);
   return s;
 }
 
