@@ -129,6 +129,11 @@ template <typename T>
 void load_shared(T& v, uint32_t at) {
   std::memcpy(&v, shared_pointer(at, sizeof(T)), sizeof(T));
 }
+inline void load_shared(float& first, float& second, uint32_t at) {
+  uint2 both;
+  load_shared(both, at);
+  first = float_of(both.x), second = float_of(both.y);
+}
 template <typename T>
 void store_shared(uint32_t at, T v) {
   std::memcpy(shared_pointer(at, sizeof(T)), &v, sizeof(T));

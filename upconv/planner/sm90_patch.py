@@ -42,8 +42,8 @@ HEADER_BYTES = 1024 + CONSUMERS * TABLE_BYTES
 MOST_STAGES = 16
 RING_BYTES = (128 * 1024, 96 * 1024, 64 * 1024)
 """Of weights that do not stay: the first of them that leaves room for boxes."""
-PIECE_RUNS, STAGE_BARRIERS = 8, 512
-"""Of a piece of staged outputs, and bytes of the barriers of all of them."""
+STAGE_BYTES, STAGE_BARRIERS = 8 * 1024, 512
+"""Of a piece of staged outputs, but for what parts its runs, and of the barriers of all of them."""
 LEAST_BOXES, MOST_BOXES = 3, 6
 MOST_DEPTH = 65535 // (2 * STRICT_STEPS)
 """Stages of K: the kernels that pack have two rows of their grid for each product of one."""
@@ -237,8 +237,9 @@ def tilings(problem: Problem, hardware: Hardware, on_trial: bool = False) -> Ite
     """Every tiling of a problem of three dimensions that fits; those with writers are on trial."""
     for n in STRICT_TILES if problem.strict else TILES:
         # Of a unit's pieces all, half or a quarter.
-        shares = (1, 2, 4) if on_trial and can_be_staged(problem) else ()
-        for pieces in (0, *(n // 2 // PIECE_RUNS // share for share in shares)):
+        staged = on_trial and can_be_staged(problem)
+        every = n // 2 // piece_runs(problem) if staged else 0
+        for pieces in (0, *(every // share for share in (1, 2, 4) if share <= every)):
             yield from rings(problem, n, pieces, hardware)
 
 
@@ -264,9 +265,13 @@ def can_be_staged(problem: Problem) -> bool:
     return forward and not problem.strict and problem.kernel[2] == 2
 
 
+def piece_runs(problem: Problem) -> int:
+    """Of a piece of a consumer's staged outputs: the two in a row of each pixel are a run."""
+    return STAGE_BYTES // (2 * BLOCK * problem.element_bytes)
+
+
 def piece_bytes(problem: Problem) -> int:
-    """Of staged outputs of one consumer: some runs of the two in a row of each pixel."""
-    return PIECE_RUNS * (2 * BLOCK * problem.element_bytes + 32)
+    return piece_runs(problem) * (2 * BLOCK * problem.element_bytes + 32)
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:

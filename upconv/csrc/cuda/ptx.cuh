@@ -156,6 +156,12 @@ __device__ __forceinline__ void load_shared(uint32_t& v, uint32_t address) {
 __device__ __forceinline__ void load_shared(uint2& v, uint32_t address) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
 }
+__device__ __forceinline__ void load_shared(float& first, float& second, uint32_t address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(first), "=f"(second)
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void load_shared(uint4& v, uint32_t address) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)

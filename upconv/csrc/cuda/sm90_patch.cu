@@ -256,7 +256,7 @@ bool fits_in_16_bits(const PatchParams& p) {
 // Runs of two outputs, and of a unit of work whole rounds of its ring.
 bool can_be_staged(const PatchParams& p) {
   return !p.backward && !p.channels_last && !is_split(p) && p.span == 2 && p.step_x == 2 &&
-         p.tile_n / 2 / kPieceRuns % p.stage_pieces == 0;
+         p.tile_n / 2 % (piece_runs(is_wide(p) ? 4 : 2) * p.stage_pieces) == 0;
 }
 
 }  // namespace patch

@@ -1,8 +1,8 @@
 // Hopper kernel for patches 2 wide, forward, on trial: outputs leave through shared memory, where a
 // writer copies them from while the products go on (sm90_staging.cuh).
 //
-// A piece is 8 runs of columns: the two outputs of a row that each of a consumer's pixels has in a
-// channel and in one row of its patch. Below whole blocks of an image a channel's outputs follow
+// A piece is some runs of columns: the two outputs of a row that each of a consumer's pixels has in
+// a channel and in one row of its patch. Below whole blocks of an image a channel's outputs follow
 // each other; where patches are 2 high, the writer goes through them in that order. Rows of 14
 // pixels are 112 or 56 bytes of outputs, and the sector of 32 bytes in which one ends and the next
 // one begins is then written at once: written in halves, sectors are what holds up such layers.
@@ -14,7 +14,6 @@
 
 namespace upconv::patch {
 
-constexpr int kPieceRuns = 8;
 constexpr int kPairs = kBlock / 2;  // of pixels: four outputs in a run
 
 // From one run of a piece to the next: what four lanes lay down in as many runs, 32 bytes each,
@@ -22,8 +21,12 @@ constexpr int kPairs = kBlock / 2;  // of pixels: four outputs in a run
 __host__ __device__ constexpr int run_pitch(int element_bytes) {
   return 2 * kBlock * element_bytes + 32;
 }
+// Runs of a piece: each wait for a piece is 50 cycles or more.
+__host__ __device__ constexpr int piece_runs(int element_bytes) {
+  return staging::kMostBytes / (2 * kBlock * element_bytes);
+}
 __host__ __device__ constexpr int piece_bytes(int element_bytes) {
-  return kPieceRuns * run_pitch(element_bytes);
+  return piece_runs(element_bytes) * run_pitch(element_bytes);
 }
 
 // Behind all others in shared memory: barriers, where the writers' runs go, and the pieces.
@@ -49,6 +52,7 @@ struct Staged : Base {
   using typename Base::Element, typename Base::Operand;
   static constexpr bool kStaged = true;
   static constexpr int kSize = sizeof(Element), kPitch = run_pitch(kSize);
+  static constexpr int kPieceRuns = piece_runs(kSize);
   using Vector = VectorOf<4 * kSize>;
 
   // --- A consumer's side ---
@@ -63,20 +67,20 @@ struct Staged : Base {
   __device__ static __forceinline__ void lay_down(const float (&d)[N / 2], staging::Pieces& pieces,
                                                   int warp, int lane, uint32_t table) {
     const uint32_t place = lane % 4 * kPitch + (8 * warp + lane / 4) * 4 * kSize;
+    constexpr int kEach = kPieceRuns / 4;  // of a thread
 #pragma unroll
     for (int round = 0; round < N / 2 / kPieceRuns; ++round) {
-      uint2 run[2];
+      uint32_t bias[kEach];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        ptx::load_shared(run[i], table + lane % 4 * 8 + (2 * round + i) * 32);
+      for (int i = 0; i < kEach; ++i) {
+        ptx::load_shared(bias[i], table + lane % 4 * 8 + (kEach * round + i) * 32 + 4);
       }
       const uint32_t to = pieces.wait_for_room() + place;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float* v = &d[(2 * round + i) * 4];
-        const float bias = __uint_as_float(run[i].y);
-        ptx::store_shared(to + i * 4 * kPitch,
-                          four_of(v[0] + bias, v[1] + bias, v[2] + bias, v[3] + bias));
+      for (int i = 0; i < kEach; ++i) {
+        const float* v = &d[(kEach * round + i) * 4];
+        const float b = __uint_as_float(bias[i]);
+        ptx::store_shared(to + i * 4 * kPitch, four_of(v[0] + b, v[1] + b, v[2] + b, v[3] + b));
       }
       pieces.hand_over();
     }
@@ -131,7 +135,8 @@ template <typename Way, int N>
 struct Writer {
   using Element = typename Way::Element;
   using Vector = typename Way::Vector;
-  static constexpr int kTwo = 2;
+  static constexpr int kTwo = 2, kPieceRuns = Way::kPieceRuns;
+  static constexpr int kBatch = 4;  // runs that are read before any is written, two apart
 
   const PatchParams& p;
   const Way way;
@@ -200,28 +205,42 @@ struct Writer {
     uint32_t from, table;
   };
   __device__ __forceinline__ void write(const Part (&parts)[kTwo]) {
-    constexpr int kBatch = kPieceRuns / kTwo;  // two runs each
 #pragma unroll 1
     for (int round = 0; round < N / 2 / kPieceRuns; ++round) {
-      const uint32_t base = pieces.wait_for_outputs();
-#pragma unroll
-      for (int i = 0; i < kTwo; ++i) {
-        if (parts[i].to == nullptr) continue;
-        Vector v[kBatch];
-        uint32_t place[kBatch];
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          ptx::load_shared(v[k], base + parts[i].from + k * kTwo * Way::kPitch);
-          ptx::load_shared(place[k], parts[i].table + (round * kPieceRuns + k * kTwo) * 8);
-        }
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          if (place[k] == kNone) continue;
-          Element* const to = parts[i].to + static_cast<int64_t>(place[k]) * 2;
-          __stcs(reinterpret_cast<Vector*>(to), v[k]);
-        }
+      const uint32_t base = pieces.wait_for_outputs(), table = round * kPieceRuns * 8;
+      Runs runs[2];  // those of the second place are asked for before the first are written
+      read(runs[0], parts[0], base, table);
+#pragma unroll 1
+      for (int run = 0; run < kPieceRuns; run += kBatch * kTwo) {
+        const uint32_t from = base + run * Way::kPitch;
+        read(runs[1], parts[1], from, table + run * 8);
+        store(runs[0], parts[0]);
+        const int next = run + kBatch * kTwo < kPieceRuns ? kBatch * kTwo : 0;
+        read(runs[0], parts[0], from + next * Way::kPitch, table + (run + next) * 8);
+        store(runs[1], parts[1]);
       }
       pieces.hand_back();
+    }
+  }
+
+  struct Runs {
+    Vector v[kBatch];
+    uint32_t place[kBatch];
+  };
+  __device__ __forceinline__ void read(Runs& runs, const Part& part, uint32_t piece,
+                                       uint32_t table) const {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      ptx::load_shared(runs.v[k], piece + part.from + k * kTwo * Way::kPitch);
+      ptx::load_shared(runs.place[k], part.table + table + k * kTwo * 8);
+    }
+  }
+  __device__ __forceinline__ void store(const Runs& runs, const Part& part) const {
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      if (part.to == nullptr || runs.place[k] == kNone) continue;
+      Element* const to = part.to + static_cast<int64_t>(runs.place[k]) * 2;
+      __stcs(reinterpret_cast<Vector*>(to), runs.v[k]);
     }
   }
 };

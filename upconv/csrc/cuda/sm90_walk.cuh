@@ -113,11 +113,16 @@ struct Consumer {
   using Writer = walk::Writer<Operand, C, kMany>;
   static constexpr bool kWide = sizeof(Element) == 4;
   static constexpr int N = C * kWalk, kBlocks = kMany, kSteps = steps_of(kBlocks);
-  static constexpr int kTurns = kSteps * kBlocks, kSets = 2;  // of registers
-  static constexpr int kWeightBytes = N * kStepBytes * kTaps * kSteps;
-  static_assert(kTurns % kSets == 0, "the first turn has the first set");
-  static_assert(kTaps % 2, "windows are whole pairs of pixels");
+  static constexpr int kTurns = kSteps * kBlocks;
   static constexpr int kSums = N / 2, kOldest = kSums - C / 2;
+  // A product starts when the one before has taken its operand, and what is asked for behind it
+  // waits for that. So what the next turn wants is loaded before the products of this one, into
+  // registers of its own, where there are enough.
+  static constexpr bool kAhead = kBlocks * kSums + 4 * 4 * kTaps <= 160;
+  static constexpr int kSets = kAhead ? 4 : 2;  // of registers
+  static constexpr int kWeightBytes = N * kStepBytes * kTaps * kSteps;
+  static_assert(2 * kTurns % kSets == 0, "two rows of taps go round all sets");
+  static_assert(kTaps % 2, "windows are whole pairs of pixels");
 
   const WalkParams& p;
   const Shared& shared;
@@ -187,21 +192,35 @@ struct Consumer {
   }
 
   // One row of taps and the channels of a box, in turns. When some products have been started,
-  // those before are over, and their registers and memory are free.
-  __device__ __forceinline__ void multiply() {
-    if (tap_y == 0) ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
-    load<0>(a[0]);
+  // those before are over, and their registers and memory are free. kFirst: the first turn's
+  // registers; `more`: there is another row or box of this unit.
+  template <int kFirst>
+  __device__ __forceinline__ void multiply(bool more) {
+    if constexpr (!kAhead) {
+      if (tap_y == 0) wait_for_box();
+      load<0>(a[0]);
+    }
     ptx::barrier_wait(shared.full + 8 * weights.index, weights.parity);
-    take_turns<0>((shared.weights + weights.index * kWeightBytes) >> 4 | N << 16);
-    advance();
+    take_turns<kFirst, 0>((shared.weights + weights.index * kWeightBytes) >> 4 | N << 16, more);
+    if constexpr (!kAhead) advance();
+  }
+  __device__ __forceinline__ void wait_for_box() const {
+    ptx::barrier_wait(shared.box_full_at(c, box.index), box.parity);
   }
 
-  template <int kTurn>
-  __device__ __forceinline__ void take_turns(uint32_t low) {
-    constexpr int kSet = kTurn % kSets, kNext = (kSet + 1) % kSets;
+  template <int kFirst, int kTurn>
+  __device__ __forceinline__ void take_turns(uint32_t low, bool more) {
+    constexpr int kSet = (kFirst + kTurn) % kSets, kNext = (kSet + 1) % kSets;
     // 8 columns are 128 bytes, the other 16 bytes of their K come after all columns.
     const uint64_t high = static_cast<uint64_t>(128 >> 4) << 32;
     constexpr int kStep = kTurn / kBlocks, b = kTurn % kBlocks;
+    if constexpr (kAhead) {
+      if constexpr (kTurn + 1 == kTurns) {
+        advance();
+        if (tap_y == 0 && more) wait_for_box();  // where there is none nobody uses what is loaded
+      }
+      load<(kTurn + 1) % kTurns>(a[kNext]);
+    }
     ptx::wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kTaps; ++i) {
@@ -212,12 +231,12 @@ struct Consumer {
     ptx::wgmma_wait<1>();
     if (kTurn == 0) give_back();
     if constexpr (kTurn + 1 < kTurns) {
-      load<kTurn + 1>(a[kNext]);
-      take_turns<kTurn + 1>(low);
+      if constexpr (!kAhead) load<kTurn + 1>(a[kNext]);
+      take_turns<kFirst, kTurn + 1>(low, more);
     }
   }
 
-  // Lane 0 the weights that the products before read, lane 1 their box, where it is over.
+  // Lane 0 the weights that the row before read, lane 1 its box, where it is over.
   __device__ __forceinline__ void give_back() const { ptx::barrier_arrive_if(over != 0, over); }
 
   // The next row of taps; after the last one, the next box.
@@ -231,32 +250,56 @@ struct Consumer {
     box.advance(p.box_stages);
   }
 
-  // All products of a plane of the input, none where it is not there. With a branch round the wait
-  // ptxas would serialize the products.
-  __device__ __forceinline__ void take_plane(bool there) {
-    tap_y = 0, tap = 0, over = 0;
+  // All products of a plane of the input. With a branch round the wait ptxas would serialize the
+  // products.
+  __device__ __forceinline__ void take_plane(bool there, bool more) {
+    over = 0;
     if (p.resident) weights = {};  // full once and for all, and always from the first
     const int times = there ? p.shape.depth * p.kernel_y : 0;
 #pragma unroll 1
     for (int k = 0; k < times; k += 2) {
-      multiply();
+      multiply<0>(more || k + 1 < times);
       if (k + 1 == times) break;  // with a branch round it, ptxas would serialize the products
-      multiply();
+      multiply<kTurns % kSets>(more || k + 2 < times);
     }
     ptx::wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < kBlocks * kSums; ++i) ptx::keep_after_wait(d[i / kSums][i % kSums]);
     give_back();
+    if constexpr (kTurns % kSets) {
+      if (times % 2) begin_with<kTurns>();
+    }
+  }
+  // What has been loaded for the next plane, into the registers of its first turn.
+  template <int kSet>
+  __device__ __forceinline__ void begin_with() {
+#pragma unroll
+    for (int i = 0; i < 4 * kTaps; ++i) a[0][i / 4][i % 4] = a[kSet][i / 4][i % 4];
   }
 
-  // Sums of the taps after the last plane's: the oldest ones have been stored.
+  // Sums of the taps after the last plane's: the oldest ones have been stored. The youngest begin
+  // with the bias, straight from shared memory: an addition behind all products and a zero before
+  // them would be 64 instructions more, of which a multiprocessor issues one in two cycles.
   __device__ __forceinline__ void move_up() {
+    const float nothing = ptx::unknown(-0.f);  // additions take half the time of moves
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
-      for (int i = kSums - 1; i >= 0; --i) {
-        d[b][i] = i < C / 2 ? 0.f : d[b][i - C / 2];
+      for (int i = kSums - 1; i >= C / 2; --i) {
+        d[b][i] = d[b][i - C / 2] + nothing;
         ptx::keep_after_wait(d[b][i]);
+      }
+    }
+    begin_sums(0);
+  }
+  // Of a plane of outputs: rows r and r + 8 of a product have the same channels, two of every 8.
+  __device__ __forceinline__ void begin_sums(int first) {
+    const uint32_t bias = shared.bias_of(c) + lane % 4 * 8;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < C / 2; i += 2) {
+        ptx::load_shared(d[b][first + i], d[b][first + i + 1], bias + i / 4 * 32);
       }
     }
   }
@@ -267,15 +310,21 @@ struct Consumer {
       const Unit unit = unit_at(p, number);
       const int own = unit.pair * kConsumers + c;
       const Planes planes = planes_of(p, unit);
+      const int last = min(planes.steps, p.in_d - planes.first) - 1;  // that the input has
       begin_block(block_at(p, min(own, blocks - 1)));
       ptx::warpgroup_sync(1 + c);
       outputs.begin_group(unit.group);
       ptx::warpgroup_sync(1 + c);
 #pragma unroll
-      for (int i = 0; i < kBlocks * kSums; ++i) d[i / kSums][i % kSums] = 0.f;
+      for (int first = 0; first < kSums; first += C / 2) begin_sums(first);
+      tap_y = 0, tap = 0;
+      if (kAhead && last >= 0 && planes.first + last >= 0) {
+        wait_for_box();
+        load<0>(a[0]);
+      }
 #pragma unroll 1
       for (int i = 0; i < planes.steps; ++i) {
-        take_plane(is_there(p, planes.first + i));
+        take_plane(is_there(p, planes.first + i), i < last);
         if (i >= kWalk - 1 && own < blocks) outputs.lay_down(d, kOldest);
         move_up();
       }

@@ -100,7 +100,6 @@ inline WalkShape shape_of(const WalkParams& p) {
   s.by_runs = Divider(s.runs);
   s.by_strip = Divider(p.strip);
   s.by_spread_x = Divider(p.spread_x);
-  s.by_spread_y = Divider(p.spread_y);
   return s;
 }
 

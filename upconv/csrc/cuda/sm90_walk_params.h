@@ -55,7 +55,7 @@ struct WalkShape {
   int runs, wide;      // blocks of a strip of a plane, and strips
   int blocks, pairs;   // blocks of one chunk of all images, and pairs of them
   int chunks, groups, units, depth;
-  Divider by_groups, by_pairs, by_images, by_runs, by_strip, by_spread_x, by_spread_y;
+  Divider by_groups, by_pairs, by_images, by_runs, by_strip, by_spread_x;
 };
 
 struct WalkParams {

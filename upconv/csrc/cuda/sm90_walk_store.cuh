@@ -44,7 +44,7 @@ struct Outputs : Stage<Operand, C, kBlocks> {
               (warp * kBlocks * 16 + lane / 4 * 2) * static_cast<int>(sizeof(Element))),
         pieces(shared.pieces_of(p, c)) {}
 
-  // Tells all threads of the warpgroup the bias of a group's channels.
+  // Tells all threads of the warpgroup the bias of a group's channels, with which sums begin.
   __device__ __forceinline__ void begin_group(int group) const {
     const int i = threadIdx.x % 128, channel = group * C + i;
     if (i >= C) return;
@@ -59,35 +59,32 @@ struct Outputs : Stage<Operand, C, kBlocks> {
   __device__ __forceinline__ void lay_down(const float (&d)[kBlocks][kSums], int first) {
 #pragma unroll
     for (int round = 0; round < kRounds; ++round) {
-      const uint32_t table = shared.bias_of(c) + round * kChannels * 4 + threadIdx.x % 4 * 8;
-      uint2 bias[kChannels / 8];
-#pragma unroll
-      for (int i = 0; i < kChannels / 8; ++i) ptx::load_shared(bias[i], table + i * 32);
       const uint32_t to = place + pieces.wait_for_room();
 #pragma unroll
-      for (int i = 0; i < kChannels / 8; ++i) {
-        lay_channels(d, first + (round * kChannels + 8 * i) / 2, bias[i], to + 8 * i * kPitch);
+      for (int i = 0; i < kChannels; i += 8) {
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          const uint32_t at = to + i * kPitch + b * 16 * static_cast<int>(sizeof(Element));
+          const float* v = &d[b][first + (round * kChannels + i) / 2];
+          put(at, v[0], v[2]);
+          put(at + kPitch, v[1], v[3]);
+        }
       }
+      if (is_spread(p)) lay_biases(round * kChannels, to);
       pieces.hand_over();
     }
   }
-
-  // Eight channels of all blocks. Behind its pixels each has its bias, for outputs between them.
-  template <int kSums>
-  __device__ __forceinline__ void lay_channels(const float (&d)[kBlocks][kSums], int first,
-                                               const uint2& bias, uint32_t to) const {
-    const float low = __uint_as_float(bias.x), high = __uint_as_float(bias.y);
+  // Behind its pixels each channel has its bias, for outputs between them.
+  __device__ __forceinline__ void lay_biases(int channel, uint32_t to) const {
+    const int thread = ptx::this_thread();
+    if (thread % 128 >= 4) return;
+    constexpr int kPixels = kBlocks * kBlock * static_cast<int>(sizeof(Element));
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      const uint32_t at = to + b * 16 * static_cast<int>(sizeof(Element));
-      const float* v = &d[b][first];
-      put(at, v[0] + low, v[2] + low);
-      put(at + kPitch, v[1] + high, v[3] + high);
-    }
-    if (is_spread(p) && threadIdx.x % 128 < 4) {
-      constexpr int kPixels = kBlocks * kBlock * static_cast<int>(sizeof(Element));
-      put(to + kPixels, low, low);
-      put(to + kPitch + kPixels, high, high);
+    for (int i = 0; i < kChannels; i += 8) {
+      float low, high;
+      ptx::load_shared(low, high, shared.bias_of(c) + (channel + i) * 4 + thread % 4 * 8);
+      put(to + i * kPitch + kPixels, low, low);
+      put(to + (i + 1) * kPitch + kPixels, high, high);
     }
   }
   __device__ __forceinline__ void put(uint32_t at, float even, float odd) const {
@@ -109,7 +106,6 @@ struct Writer : Stage<Operand, C, kBlocks> {
       Stage<Operand, C, kBlocks>::kPitch, Stage<Operand, C, kBlocks>::kRounds;
   static constexpr int kPixels = kBlocks * kBlock, kOctets = kPixels / kOctet;
   static constexpr int kSize = sizeof(Element);
-  static constexpr int kTogether = 8;  // channels that are read before any is written, of a piece
   static_assert(kOctets <= 32, "a lane for each octet");
   using Word = VectorOf<kSize>;
 
@@ -129,10 +125,7 @@ struct Writer : Stage<Operand, C, kBlocks> {
         pieces(shared.pieces_of(p, c)) {}
 
   __device__ __forceinline__ void run() {
-    if (is_spread(p)) {
-      if (p.spread_x == 2 && p.out_w > 2) return walk<Twos>();
-      return walk<Many>();
-    }
+    if (is_spread(p)) return walk<Apart>();
     // All rows begin with even pixels: two are written at once.
     if (p.skew == 0 && p.out_w % 2 == 0) return walk<Beside<2>>();
     walk<Beside<1>>();
@@ -168,7 +161,8 @@ struct Writer : Stage<Operand, C, kBlocks> {
 
   template <int kEach>
   struct Beside {
-    static constexpr int kSlots = kPixels / (32 * kEach);  // pixels that a lane has
+    static constexpr int kSlots = kPixels / (32 * kEach);  // times kEach pixels that a lane has
+    static constexpr int kBatch = kChannels % 16 ? 4 : 8;  // of channels
     using Vector = VectorOf<kEach * kSize>;
 
     const Writer& writer;
@@ -187,39 +181,50 @@ struct Writer : Stage<Operand, C, kBlocks> {
       __syncwarp();
     }
 
+    // Reads are a batch of channels ahead of the stores.
     __device__ __forceinline__ void write(uint32_t piece, Element* to, int, int left) const {
       const int in_octet = writer.lane * kEach % kOctet;
       uint32_t from = piece + writer.lane * kEach * kSize;
-      const uint32_t octets = writer.table + writer.lane * kEach / kOctet * 8;
-      uint2 next;  // asked for before what comes before it is written
-      ptx::load_shared(next, octets);
+      Vector v[2][kBatch];
+      read(v[0], from);
 #pragma unroll 1
-      for (int slot = 0; slot < kSlots; ++slot, from += 32 * kEach * kSize) {
-        const uint2 octet = next;
-        if (slot + 1 < kSlots) ptx::load_shared(next, octets + (slot + 1) * 4 * kEach * 8);
-        if (octet.y + in_octet < static_cast<uint32_t>(writer.p.out_w)) {
-          write_channels(from, to + static_cast<int>(octet.x) + in_octet, left);
+      for (int slot = 0; slot < kSlots; ++slot) {
+        uint2 octet;
+        ptx::load_shared(octet, writer.table + (slot * 32 + writer.lane) * kEach / kOctet * 8);
+        const bool there = octet.y + in_octet < static_cast<uint32_t>(writer.p.out_w);
+        Element* place = to + static_cast<int>(octet.x) + in_octet;
+        const uint32_t next = slot + 1 < kSlots ? from + 32 * kEach * kSize : from;
+#pragma unroll 1
+        for (int first = 0; first < kChannels; first += 2 * kBatch) {
+          read(v[1], from + (first + kBatch) * kPitch);
+          place = store(place, v[0], there, left - first);
+          const int behind = first + 2 * kBatch;
+          read(v[0], behind < kChannels ? from + behind * kPitch : next);
+          place = store(place, v[1], there, left - first - kBatch);
         }
+        from = next;
       }
     }
-    __device__ __forceinline__ void write_channels(uint32_t from, Element* to, int left) const {
-#pragma unroll 1
-      for (int first = 0; first < min(kChannels, left); first += kTogether) {
-        Vector v[kTogether];
+    __device__ __forceinline__ void read(Vector (&v)[kBatch], uint32_t from) const {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) ptx::load_shared(v[i], from + (first + i) * kPitch);
+      for (int i = 0; i < kBatch; ++i) ptx::load_shared(v[i], from + i * kPitch);
+    }
+    __device__ __forceinline__ Element* store(Element* to, const Vector (&v)[kBatch], bool there,
+                                              int left) const {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (first + i < left) __stcs(reinterpret_cast<Vector*>(to), v[i]);
-          to = ptx::computed_here(to + writer.volume);
-        }
+      for (int i = 0; i < kBatch; ++i) {
+        if (there && i < left) __stcs(reinterpret_cast<Vector*>(to), v[i]);
+        to = ptx::computed_here(to + writer.volume);
       }
+      return to;
     }
   };
 
   // --- Pixels some outputs apart, the bias in between ---
 
   struct Apart {
+    static constexpr int kBatch = 8;  // channels that are read before any is written
+
     const Writer& writer;
 
     // The first output of an octet's pixels, its row and its column, for all lanes.
@@ -234,101 +239,6 @@ struct Writer : Stage<Operand, C, kBlocks> {
       }
       __syncwarp();
     }
-    // The first output of a pixel, and behind the last of its rows.
-    struct Outputs {
-      int x, y, last_y;
-    };
-    __device__ __forceinline__ Outputs outputs_of(int pixel) const {
-      const WalkParams& p = writer.p;
-      uint2 place;
-      ptx::load_shared(place, writer.table + pixel / kOctet * 8);
-      const int y = static_cast<int>(place.x);
-      return {static_cast<int>(place.y) + pixel % kOctet * p.spread_x, y,
-              min(y + p.spread_y, p.out_h)};
-    }
-  };
-
-  // Two columns apart, as most are: a lane has a pixel and writes two outputs at once: where its
-  // first one begins on two, that one and the next; else, one to the left or the right, again its
-  // value and one bias. The ends of a row then have an output by itself.
-  struct Twos : Apart {
-    using Apart::writer;
-    using Vector = VectorOf<2 * kSize>;
-
-    __device__ __forceinline__ void write(uint32_t piece, Element* to, int first_z,
-                                          int left) const {
-      const WalkParams& p = writer.p;
-      const int planes = min(p.spread_z, p.out_d - first_z);
-#pragma unroll 1
-      for (int number = writer.lane; number < kPixels; number += 32) {
-        const auto at = this->outputs_of(number);
-        if (static_cast<uint32_t>(at.x) >= static_cast<uint32_t>(p.out_w)) continue;
-#pragma unroll 1
-        for (int row = 0; row < planes * p.spread_y; ++row) {
-          const int z = p.shape.by_spread_y(row), y = at.y + row - z * p.spread_y;
-          if (y >= at.last_y) continue;
-          const bool valued = z == p.first_z && y == at.y + p.first_y;
-          write_row(piece + (valued ? number : kPixels) * kSize, piece + kPixels * kSize,
-                    to + z * writer.area + y * p.out_w + at.x, at.x, left);
-        }
-      }
-    }
-
-    // Of a pixel whose first output, in column `x`, begins on two (odd: does not): where its two
-    // outputs are, seen from that; and an output by itself, or -1.
-    struct Ends {
-      int two, single;
-      bool whole;
-    };
-    __device__ __forceinline__ Ends ends(int x, int odd) const {
-      const int out_w = writer.p.out_w, two = odd ? 2 * writer.p.first_x - 1 : 0;
-      const bool begins = x == 0 && odd, ends = x + 2 >= out_w && out_w % 2 != odd;
-      return {two, begins ? 0 : ends ? odd : -1, x + two >= 0 && x + two + 1 < out_w};
-    }
-
-    __device__ __forceinline__ void write_row(uint32_t value, uint32_t bias, Element* to, int x,
-                                              int left) const {
-      const Ends even = ends(x, 0), odd = ends(x, 1);
-#pragma unroll 1
-      for (int first = 0; first < min(kChannels, left); first += kTogether) {
-        Word v[kTogether], b[kTogether];
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          ptx::load_shared(v[i], value + (first + i) * kPitch);
-          ptx::load_shared(b[i], bias + (first + i) * kPitch);
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          if (first + i < left) {
-            const bool is_odd = reinterpret_cast<uintptr_t>(to) / kSize % 2;
-            write_two(to, is_odd ? odd : even, v[i], b[i]);
-          }
-          to = ptx::computed_here(to + writer.volume);
-        }
-      }
-    }
-    __device__ __forceinline__ void write_two(Element* to, const Ends& at, Word v, Word b) const {
-      const int first_x = writer.p.first_x;
-      if (at.whole) {
-        const bool before = at.two == first_x;
-        __stcs(reinterpret_cast<Vector*>(to + at.two), both(before ? v : b, before ? b : v));
-      }
-      if (at.single >= 0) {
-        __stcs(reinterpret_cast<Word*>(to + at.single), at.single == first_x ? v : b);
-      }
-    }
-    __device__ static __forceinline__ Vector both(Word first, Word second) {
-      if constexpr (kWide) {
-        return {first, second};
-      } else {
-        return first | static_cast<uint32_t>(second) << 16;
-      }
-    }
-  };
-
-  // Any number of columns apart.
-  struct Many : Apart {
-    using Apart::writer;
 
     __device__ __forceinline__ void write(uint32_t piece, Element* to, int first_z,
                                           int left) const {
@@ -349,19 +259,27 @@ struct Writer : Stage<Operand, C, kBlocks> {
                                                  bool valued, int left) const {
       const WalkParams& p = writer.p;
       const int pixel = p.shape.by_spread_x(number), beside = number - pixel * p.spread_x;
-      const auto at = this->outputs_of(pixel);
-      const int x = at.x + beside;
+      uint2 place;
+      ptx::load_shared(place, writer.table + pixel / kOctet * 8);
+      const int x = static_cast<int>(place.y) + pixel % kOctet * p.spread_x + beside;
       if (static_cast<uint32_t>(x) >= static_cast<uint32_t>(p.out_w)) return;
+      const int first_y = static_cast<int>(place.x), last_y = min(first_y + p.spread_y, p.out_h);
 #pragma unroll 1
-      for (int y = at.y; y < at.last_y; ++y) {
-        const bool there = valued && y == at.y + p.first_y && beside == p.first_x;
-        const uint32_t from = piece + (there ? pixel : kPixels) * kSize;
-        Element* place = to + y * p.out_w + x;
+      for (int y = first_y; y < last_y; ++y) {
+        const bool there = valued && y == first_y + p.first_y && beside == p.first_x;
+        write_channels(piece + (there ? pixel : kPixels) * kSize, to + y * p.out_w + x, left);
+      }
+    }
+    __device__ __forceinline__ void write_channels(uint32_t from, Element* to, int left) const {
 #pragma unroll 1
-        for (int i = 0; i < min(kChannels, left); ++i, place += writer.volume) {
-          Word v;
-          ptx::load_shared(v, from + i * kPitch);
-          __stcs(reinterpret_cast<Word*>(place), v);
+      for (int first = 0; first < min(kChannels, left); first += kBatch) {
+        Word v[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) ptx::load_shared(v[i], from + (first + i) * kPitch);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (first + i < left) __stcs(reinterpret_cast<Word*>(to), v[i]);
+          to = ptx::computed_here(to + writer.volume);
         }
       }
     }
