@@ -41,7 +41,7 @@ from upconv.planner import (
     sm90_walk,
     sm90_wgrad,
 )
-from upconv.planner.sm90_walk_layer import layers
+from upconv.planner.sm90_walk_layer import layer_of
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel
@@ -128,8 +128,6 @@ WALKS: list[tuple[Any, ...]] = [
     (2, 128, 128, (16, 32, 32), 3, 1, 1),
     (2, 320, 320, (8, 16, 16), 3, 1, 1),
     (64, 128, 128, (65536,), 3),  # signals
-    (16, 32, 64, (131072,), 3, 2, 1, 0, 2),
-    (16, 32, 64, (16, 32, 32), 3, 2, 1, 0, 2),
     (16, 256, 256, (8192,), 3, 1, 1),
     (16, 64, 64, (65536,), 3, 1, 1),
     (16, 128, 128, (16384,), 7, 1, 3),
@@ -146,8 +144,9 @@ CONSTANTS = {
         *("READ_BYTES", "STORE_BYTES"),
     ),
     sm90_walk: (
-        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "TURN_CYCLES", "PLANE_CYCLES", "LAY_CYCLES"),
-        *("STORE_CYCLES", "ROW_CYCLES", "MOVED_BYTES"),
+        *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "TURN_CYCLES", "STAGE_CYCLES", "WINDOW_CYCLES"),
+        *("ROW_CYCLES", "LINE_CYCLES", "PLANE_CYCLES", "SUM_CYCLES", "LAY_CYCLES"),
+        *("SINGLE_CYCLES", "STORE_CYCLES", "SEGMENT_CYCLES", "MOVED_BYTES"),
     ),
     sm90_patch: (
         *("LAUNCH", "UNIT_CYCLES", "STAGE_FACTOR", "READ_BYTES", "STORE_BYTES", "HIDDEN"),
@@ -179,7 +178,7 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
         return sm90_patch_wgrad if rows else sm90_phases_wgrad, sm90_wgrad
     if patches:
         return sm90_patch, sm90
-    return sm90_walk if layers(problem) else sm90_phases, sm90
+    return sm90_walk if layer_of(problem) else sm90_phases, sm90
 
 
 def problems(kind: str, directions: Sequence[str] = DIRECTIONS) -> Iterator[Problem]:

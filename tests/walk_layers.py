@@ -29,7 +29,8 @@ def walk_problems(draw: st.DrawFn, most: Most, directions: tuple[str, ...]) -> P
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
     walk, taps = draw(st.sampled_from([1, 3, 3])), draw(st.sampled_from([3, 3, 5, 7]))
     dtype, back = draw(st.sampled_from(DTYPES)), direction == "grad_input"
-    spread = [1 if back else draw(st.sampled_from([1, 1, 2, 3])) for _ in range(ndim)]
+    # Planes of the walk come one by one, and so do taps in a row.
+    dilation = (1, draw(st.sampled_from([1, 1, 2])), 1) if ndim == 3 else 1
     padding = [number(0, 2) for _ in range(ndim)]
     # Rows of what is read are whole vectors.
     width = number(1, most.vectors) * (4 if dtype == "float32" else 8)
@@ -41,11 +42,11 @@ def walk_problems(draw: st.DrawFn, most: Most, directions: tuple[str, ...]) -> P
         number(8, most.channels),
         number(8, most.channels),
         (*[number(1, most.rows if ndim == 2 else most.rows // 3) for _ in range(ndim - 1)], width),
-        (number(1, 4), taps) if ndim == 2 else (walk, number(1, 4), taps)[-ndim:],
-        tuple(spread),
+        (walk, taps) if ndim == 2 else (walk, number(1, 4), taps)[-ndim:],
+        1,
         tuple(padding),
-        tuple(number(0, each - 1) for each in spread),
-        tuple(spread),
+        0,
+        dilation,
         bias=draw(st.booleans()),
         dtype=dtype,
         tf32=True,

@@ -80,6 +80,8 @@ PROVEN = {
     (sm90_patch.KERNEL, "grad_input"): ((9, 0),),
     (sm90_phases.KERNEL, "forward"): ((9, 0),),
     (sm90_phases.KERNEL, "grad_input"): ((9, 0),),
+    (sm90_walk.KERNEL, "forward"): ((9, 0),),
+    (sm90_walk.KERNEL, "grad_input"): ((9, 0),),
     (sm90_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (sm90_patch_wgrad.KERNEL, "grad_weight"): ((9, 0),),
     (sm90_phases_wgrad.KERNEL, "grad_weight"): ((9, 0),),

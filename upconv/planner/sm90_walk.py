@@ -1,7 +1,8 @@
 """The Hopper kernel that walks: layers in which neighbouring outputs meet the same taps.
 
-These are layers of stride 1, forward and the input's gradient, and going forward those whose stride
-divides the dilation, where outputs that taps reach lie a stride apart. The kernel
+These are layers of stride 1, forward and the input's gradient. (Where the stride divides the
+dilation neighbours meet the same taps, too, but the outputs between them are the bias alone, and a
+writer takes too long for those: measured, the kernel for all layers is faster.) The kernel
 (csrc/cuda/sm90_walk.cuh) goes through the planes of an image, the rows where it has no depth, with
 the sums of several planes of outputs at once. Left to choose are how many channels and pixels a
 tile has, how wide strips of a plane are, through how many planes a unit of work walks, and whether
@@ -21,7 +22,7 @@ from .operands import OPERANDS
 from .problem import Hardware, Problem
 from .sm90 import rounding_legality
 from .sm90_cost import CLOCK_MHZ
-from .sm90_walk_layer import OCTET, PIECE_BYTES, Layer, layers
+from .sm90_walk_layer import OCTET, PIECE_BYTES, Layer, layer_of
 
 KERNEL = "sm90_walk"
 
@@ -67,28 +68,34 @@ RING_BYTES = (96 * 1024, 64 * 1024, 40 * 1024)
 """Of weights that do not stay: the first of them that leaves room for boxes."""
 MOST_BOX = 256
 """Elements along one dimension of what TMA brings."""
-MOST_STRIP = MOST_BOX // OCTET - 2
-"""Octets, with room for what a box has besides."""
-MOST_SPREAD = 2**20
-"""Outputs from one pixel to the next: places of pixels beyond an image must not overflow."""
+LEAST_STRIP, MOST_STRIP, MOST_ROWS = 3, MOST_BOX // OCTET - 2, 5
+"""Octets, and rows of a warpgroup where rows are not shorter: many short rows, of a box and of
+outputs, took up to three times as long. The most leave room for what a box has besides."""
 INT = 2**31
 
-LAUNCH = 6.4
+LAUNCH = 6.1
 """Microseconds."""
-UNIT_CYCLES = 1500.0
+UNIT_CYCLES = 1530.0
 """Of a unit of work besides its planes."""
-STEP_FACTOR = 1.05
-TURN_CYCLES = 240.0
+STEP_FACTOR = 0.865
+TURN_CYCLES = 160.0
 """From the start of some products to that of the next, of the same warpgroup, at least."""
-PLANE_CYCLES = 500.0
-"""Of a plane besides its products and stores."""
-LAY_CYCLES = 6.0
-"""For two pixels that a lane of a consumer lays down."""
-STORE_CYCLES = 8.0
-"""For an instruction of the writer."""
-ROW_CYCLES = 3.5
-"""That TMA takes for a row of a box, however short."""
-MOVED_BYTES = 3.6e6
+STAGE_CYCLES = 135.0
+"""Of a row of taps and a box, besides its products."""
+WINDOW_CYCLES = 26.0
+"""Of a turn, for each pixel of a window beyond those of three taps."""
+ROW_CYCLES, LINE_CYCLES = 2.64, 0.59
+"""That a row of a box takes, and each 128 bytes that it touches."""
+PLANE_CYCLES = 209.0
+"""Of a plane besides its products and outputs."""
+SUM_CYCLES = 8.9
+"""For each of a thread's sums, which move up after a plane. Both consumers do so at a time, and lay
+down their outputs: their products do not hide it."""
+LAY_CYCLES, SINGLE_CYCLES = 6.6, 9.7
+"""For 4 bytes of outputs that a thread lays down; for an output that no other is stored with."""
+STORE_CYCLES, SEGMENT_CYCLES = 14.1, 5.2
+"""For an instruction of the writer, and for each row of the strip that it writes to."""
+MOVED_BYTES = 2.8e6
 """That the memory takes and gives in a microsecond."""
 
 
@@ -164,7 +171,7 @@ class Tiling:
     @property
     def runs(self) -> int:
         """Of a strip."""
-        return -(-self.layer.axes[1].pixels * self.strip // self.run)
+        return -(-self.layer.axes[1].out_size * self.strip // self.run)
 
     @property
     def pairs(self) -> int:
@@ -179,7 +186,7 @@ class Tiling:
         return self.units_of(self.chunk)
 
     def units_of(self, chunk: int) -> int:
-        return self.pairs * self.groups * -(-self.layer.axes[0].pixels // chunk)
+        return self.pairs * self.groups * -(-self.layer.axes[0].out_size // chunk)
 
     @property
     def box_channels(self) -> int:
@@ -249,32 +256,34 @@ class Tiling:
         return self.microseconds(hardware), self.cycles(hardware)
 
     def plane_cycles(self) -> float:
-        """What takes longest: tensor cores, shared memory, TMA, or a warpgroup by itself."""
-        taps = self.layer.axes[2].taps
+        """Products, with what brings their operands, and then outputs; or the writer."""
+        taps, size, stages = self.layer.axes[2].taps, self.element_bytes, self.all_stages
         turns = self.many * self.steps
         products = CONSUMERS * turns * taps
         pairs = taps // 2 + 1  # of pixels, in a window
+        rows_of_taps = self.layer.axes[1].taps  # for which a box is brought once
         port = CONSUMERS * turns * 16 * pairs + products * self.columns / 4
-        port += CONSUMERS * self.box_bytes / 128 / self.layer.axes[1].taps
+        port += CONSUMERS * self.box_bytes / 128 / rows_of_taps
         if not self.resident:
             port += self.weight_bytes / 128
         busy = max(products * self.columns / 2, port) * STEP_FACTOR
         alone = max(turns * TURN_CYCLES, turns * taps * self.columns / 2)
-        rows = CONSUMERS * self.box_channels * self.box[1] / self.layer.axes[1].taps
-        each = max(busy, rows * ROW_CYCLES)
-        pixels = self.channels * self.many * BLOCK
-        lay = pixels / 256 * LAY_CYCLES + PLANE_CYCLES
-        store = pixels * prod(axis.spread for axis in self.layer.axes) / 32 * STORE_CYCLES
-        if self.paired:
-            store /= 2
-        return max(self.all_stages * each, self.all_stages * alone + lay, store)
+        width, height = self.box
+        rows = CONSUMERS * self.box_channels * height / rows_of_taps
+        brought = rows * (ROW_CYCLES + (width * size / 128 + 1) * LINE_CYCLES)
+        each = max(busy, brought, alone) + STAGE_CYCLES + turns * (taps - 3) * WINDOW_CYCLES
+        outputs = self.channels * self.many / 2  # of a thread
+        after = PLANE_CYCLES + self.many * self.columns / 2 * SUM_CYCLES
+        after += outputs * (size / 4 * LAY_CYCLES + (0 if self.paired else SINGLE_CYCLES))
+        together = 64 if self.paired else 32  # pixels
+        segments = max(1, together / (self.strip * OCTET))
+        stores = self.channels * self.many * BLOCK / together
+        return max(stages * each + after, stores * (STORE_CYCLES + segments * SEGMENT_CYCLES))
 
     @property
     def paired(self) -> bool:
         """Does the writer store two pixels at once?"""
-        axes = self.layer.axes
-        spread = prod(axis.spread for axis in axes) > 1
-        return not spread and self.layer.skew == 0 and axes[2].out_size % 2 == 0
+        return self.layer.skew == 0 and self.layer.axes[2].out_size % 2 == 0
 
 
 def refusal(problem: Problem, hardware: Hardware) -> str | None:
@@ -286,17 +295,15 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return "reads the contiguous layout only"
     if problem.groups > 1:
         return "takes one group of channels"
-    found = layers(problem)
-    if not found:
-        return "neighbouring outputs meet different taps"
+    layer = layer_of(problem)
+    if layer is None:
+        return "takes stride 1 only"
     back = problem.direction == "grad_input"
     width = (problem.out_size if back else problem.in_size)[-1]
     if width * problem.element_bytes % PIECE_BYTES:
         return f"needs rows of a multiple of 16 bytes, not {width} numbers"
-    if not any(fits(layer) for layer in found):
+    if not fits(layer):
         return "takes 3, 5 or 7 taps side by side in a row, and 1 or 3 of the walk, one by one"
-    if max(axis.spread for layer in found for axis in layer.axes) > MOST_SPREAD:
-        return "outputs that taps reach are too far apart for its 32-bit sizes"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
     if pixels >= INT // 4 or weights >= INT // 4:
@@ -315,30 +322,31 @@ def fits(layer: Layer) -> bool:
 def strips(layer: Layer, run: int) -> list[int]:
     """Widths, in octets, into which planes may be cut: in equal parts."""
     octets = layer.octets
-    if layer.axes[1].pixels == 1:
+    if layer.axes[1].out_size == 1:
         return [min(run, octets, MOST_STRIP)]
-    widths = range(1, min(octets, MOST_STRIP) + 1)
+    least = max(LEAST_STRIP, run // MOST_ROWS)
+    widths = range(min(octets, least), min(octets, MOST_STRIP) + 1)
     return [wide for wide in widths if -(-octets // -(-octets // wide)) == wide]
 
 
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
     """Every tiling of a problem that fits."""
-    for layer in layers(problem):
-        if not fits(layer):
+    layer = layer_of(problem)
+    if layer is None or not fits(layer):
+        return
+    walk, _, columns = layer.axes
+    for channels, taps, many, wide in TILES:
+        if (taps, wide) != (walk.taps, columns.taps):
             continue
-        walk, _, columns = layer.axes
-        for channels, taps, many, wide in TILES:
-            if (taps, wide) != (walk.taps, columns.taps):
-                continue
-            for strip in strips(layer, many * BLOCK // OCTET):
-                sized = Tiling(layer, channels, many, strip, walk.pixels, False, 0, 0, 0)
-                if max(sized.box) <= MOST_BOX:
-                    yield from chunked(sized, hardware)
+        for strip in strips(layer, many * BLOCK // OCTET):
+            sized = Tiling(layer, channels, many, strip, walk.out_size, False, 0, 0, 0)
+            if max(sized.box) <= MOST_BOX:
+                yield from chunked(sized, hardware)
 
 
 def chunked(sized: Tiling, hardware: Hardware) -> Iterator[Tiling]:
     """In shares that keep all multiprocessors busy, with rings or weights that stay."""
-    planes = sized.layer.axes[0].pixels
+    planes = sized.layer.axes[0].out_size
     shares = {-(-planes // parts) for parts in range(1, min(planes, 64) + 1)}
     for ringed in rings(sized, hardware):
         fitting = [c for c in shares if ringed.units_of(c) + hardware.multiprocessors < INT]
@@ -392,7 +400,7 @@ def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
     walk = best.layer.axes[0]
     notes = (
         f"{best.units} walks of {CONSUMERS} x {best.many * BLOCK} pixels and {best.channels}"
-        f" channels through {best.chunk} of {walk.pixels} planes, sums of {walk.taps} at a time",
+        f" channels through {best.chunk} of {walk.out_size} planes, sums of {walk.taps} at a time",
         f"strips {best.strip * OCTET} pixels wide; boxes of {best.box[0]} x {best.box[1]},"
         f" {best.box_stages} on their way for each warpgroup; weights {held}",
     )
@@ -432,8 +440,6 @@ def fields(tiling: Tiling) -> dict[str, int]:
         "flipped": int(not layer.backward),
         **named("low", "zyx", "low"),
         "step_y": axes[1].step,
-        **named("spread", "zyx", "spread"),
-        **named("first", "zyx", "first"),
         "weight_in": strides[layer.backward],
         "weight_out": strides[not layer.backward],
     }

@@ -16,9 +16,9 @@ PIECE_BYTES = 16
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension: pixels, what they read, and where they go.
+    """One dimension: outputs, and what they read.
 
-    Pixel q meets tap `first tap + i` at input q + low + i * step, and is output q * spread + first.
+    Output q meets tap `first tap + i` at input q + low + i * step.
     """
 
     in_size: int = 1
@@ -26,27 +26,18 @@ class Axis:
     taps: int = 1
     low: int = 0
     step: int = 1
-    spread: int = 1
-    first: int = 0
-
-    @property
-    def pixels(self) -> int:
-        """Each has the outputs from its own to the next one's."""
-        return -(-self.out_size // self.spread)
 
 
 def axis(problem: Problem, dimension: int) -> Axis | None:
     """None: neighbouring outputs meet different taps."""
     size, taps, stride, padding, _, dilation = problem.dimensions[dimension]
     out = problem.out_size[dimension]
-    if problem.direction == "grad_input":
-        return Axis(out, size, taps, -padding, dilation) if stride == 1 else None
-    if taps > 1 and dilation % stride:
+    if stride > 1:
         return None
-    first = -padding % stride
-    step = dilation // stride if taps > 1 else 1
-    low = (first + padding) // stride - (taps - 1) * step
-    return Axis(size, out, taps, low, step, stride, first)
+    step = dilation if taps > 1 else 1
+    if problem.direction == "grad_input":
+        return Axis(out, size, taps, -padding, step)
+    return Axis(size, out, taps, padding - (taps - 1) * step, step)
 
 
 @dataclass(frozen=True)
@@ -81,18 +72,16 @@ class Layer:
     @property
     def octets(self) -> int:
         """Of a row."""
-        return -(-(self.axes[2].pixels + self.skew) // OCTET)
+        return -(-(self.axes[2].out_size + self.skew) // OCTET)
 
 
-def layers(problem: Problem) -> list[Layer]:
-    """Images may be walked through row by row, or lie as a whole in the planes of a walk."""
+def layer_of(problem: Problem) -> Layer | None:
+    """Images are walked through row by row. (As whole planes of a walk they took longer than by the
+    kernel for all layers, whatever their size.)"""
     found = [axis(problem, i) for i in range(problem.ndim)]
     axes = [one for one in found if one is not None]
     if len(axes) < problem.ndim:
-        return []
+        return None
     if problem.ndim == 2:
-        return [
-            Layer(problem, (axes[0], Axis(), axes[1])),
-            Layer(problem, (Axis(), axes[0], axes[1])),
-        ]
-    return [Layer(problem, (*([Axis()] * (3 - problem.ndim)), *axes))]  # type: ignore[arg-type]
+        return Layer(problem, (axes[0], Axis(), axes[1]))
+    return Layer(problem, (*([Axis()] * (3 - problem.ndim)), *axes))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ template <typename Operand, int N, int MB>
 struct Consumer : LineEpilogue<Operand, N, MB> {
   using Base = LineEpilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
-  const bool issuer;   // the one thread of the warpgroup that arrives on barriers
+  const bool issuer;   // the one thread of its warp that arrives on barriers
   const bool turns;    // the consumers share one ring of weights
   const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
@@ -29,7 +29,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : Base{p, shared, c},
-        issuer(threadIdx.x % 128 == 0),
+        issuer(threadIdx.x % 32 == 0),
         turns(!Operand::kSplit && p.rings == 1),
         ring_end(p.stages * (p.rings == 2 ? c + 1 : 1)),
         stage(ring_end - p.stages),
@@ -151,11 +151,10 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 
   // `lists`: each block's tap list, its first pair and their number in 16 bits each.
   __device__ __forceinline__ void multiply_slice(const uint32_t (&lists)[MB]) {
-    // Nothing is held back while waiting: the slot waited for may depend on it.
-    if (!ptx::barrier_test(shared.filled + 8 * slot, slot_parity)) {
-      drain();
-      ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
-    }
+    // Two steps at most are held back while waiting; with fewer slots than three the one that is
+    // waited for may depend on them.
+    if (p.slots < 3) drain();
+    ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     const uint32_t tile =
         descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_pixel();
 #pragma unroll

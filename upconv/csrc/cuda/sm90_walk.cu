@@ -102,8 +102,7 @@ bool read_walk_plan(const int64_t* record, int64_t length, WalkParams* plan) {
 #undef UPCONV_READ
   const WalkParams& p = *plan;
   const bool sizes = reader.whole() && p.batch > 0 && p.in_channels > 0 && p.out_channels > 0 &&
-                     p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 && p.strip > 0 && p.spread_z > 0 &&
-                     p.spread_y > 0 && p.spread_x > 0;
+                     p.tile_c > 0 && p.blocks > 0 && p.chunk > 0 && p.strip > 0;
   if (!sizes) return false;
   plan->shape = walk::shape_of(*plan);
   const int run = p.blocks * walk::kBlock / walk::kOctet, all_stages = p.shape.depth * p.kernel_y;

@@ -1,5 +1,5 @@
 // Transposed convolution and its input's gradient on Hopper, straight on NCHW, of layers in which
-// neighbouring outputs meet the same taps: stride 1, and strides that divide the dilation.
+// neighbouring outputs meet the same taps: those of stride 1.
 //
 // Pixels are the rows of the product and come from registers, as in sm90_patch.cuh, loaded straight
 // from the box that TMA has brought. What is new is the walk. A thread block goes through the

@@ -66,10 +66,6 @@ __host__ __device__ inline int stage_bytes(const WalkParams& p) {
   const int size = element_bytes(p);
   return stage_channels(p.tile_c, p.blocks, size) * stage_pitch(p.blocks, size);
 }
-// Whether there are outputs between those of pixels.
-__host__ __device__ inline bool is_spread(const WalkParams& p) {
-  return p.spread_x * p.spread_y * p.spread_z > 1;
-}
 __host__ __device__ inline int shared_bytes(const WalkParams& p) {
   return kHeaderBytes +
          kConsumers * (p.box_stages * box_pitch(p) + p.stage_pieces * stage_bytes(p)) +
@@ -82,15 +78,12 @@ inline int divided(int value, int by) { return (value + by - 1) / by; }
 
 inline WalkShape shape_of(const WalkParams& p) {
   WalkShape s;
-  // A pixel has all outputs from its own to the next one's.
-  s.grid_d = divided(p.out_d, p.spread_z);
-  s.grid_h = divided(p.out_h, p.spread_y);
-  const int octets = divided(divided(p.out_w, p.spread_x) + p.skew, kOctet);
+  const int octets = divided(p.out_w + p.skew, kOctet);
   s.wide = divided(octets, p.strip);
-  s.runs = divided(s.grid_h * p.strip, p.blocks * kBlock / kOctet);
+  s.runs = divided(p.out_h * p.strip, p.blocks * kBlock / kOctet);
   s.blocks = p.batch * s.wide * s.runs;
   s.pairs = divided(s.blocks, kConsumers);
-  s.chunks = divided(s.grid_d, p.chunk);
+  s.chunks = divided(p.out_d, p.chunk);
   s.groups = divided(p.out_channels, p.tile_c);
   s.units = s.chunks * s.pairs * s.groups;
   s.depth = divided(p.in_channels, box_channels(p));  // boxes that K has
@@ -99,7 +92,6 @@ inline WalkShape shape_of(const WalkParams& p) {
   s.by_images = Divider(s.wide * s.runs);
   s.by_runs = Divider(s.runs);
   s.by_strip = Divider(p.strip);
-  s.by_spread_x = Divider(p.spread_x);
   return s;
 }
 
@@ -111,7 +103,7 @@ __device__ __forceinline__ Unit unit_at(const WalkParams& p, int number) {
   const WalkShape& s = p.shape;
   const int rest = s.by_groups(number), chunk = s.by_pairs(rest);
   const int first = chunk * p.chunk;
-  return {rest - chunk * s.pairs, number - rest * s.groups, first, min(first + p.chunk, s.grid_d)};
+  return {rest - chunk * s.pairs, number - rest * s.groups, first, min(first + p.chunk, p.out_d)};
 }
 
 // A run of octets of a strip of a plane, counted along its rows.

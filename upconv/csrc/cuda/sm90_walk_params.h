@@ -39,23 +39,16 @@ namespace upconv {
   X(low_z)   /* pixel q meets the first tap at input q + low */                                   \
   X(low_y)                                                                                        \
   X(low_x)                                                                                        \
-  X(step_y)   /* and the next one so many rows further on */                                      \
-  X(spread_z) /* pixel q is output q * spread + first; those beside it are the bias */            \
-  X(spread_y)                                                                                     \
-  X(spread_x)                                                                                     \
-  X(first_z)                                                                                      \
-  X(first_y)                                                                                      \
-  X(first_x)                                                                                      \
+  X(step_y)    /* and the next one so many rows further on */                                     \
   X(weight_in) /* elements of the weight from one channel to the next */                          \
   X(weight_out)
 
 // What follows from the fields, computed once: the kernel would divide for each unit of work.
 struct WalkShape {
-  int grid_d, grid_h;  // pixels; in a row as many octets as strips have
-  int runs, wide;      // blocks of a strip of a plane, and strips
-  int blocks, pairs;   // blocks of one chunk of all images, and pairs of them
+  int runs, wide;     // blocks of a strip of a plane, and strips
+  int blocks, pairs;  // blocks of one chunk of all images, and pairs of them
   int chunks, groups, units, depth;
-  Divider by_groups, by_pairs, by_images, by_runs, by_strip, by_spread_x;
+  Divider by_groups, by_pairs, by_images, by_runs, by_strip;
 };
 
 struct WalkParams {

@@ -64,18 +64,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i,
+                        kConsumerWarps * (p.alternate && !Operand::kSplit ? 1 : 2));
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
+      ptx::barrier_init(shared.spent + 8 * i, kConsumerWarps * Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
       ptx::barrier_init(shared.raw_free + 8 * i, kLoaderWarps);
     }
-    ptx::barrier_init(shared.turn, 1);
-    ptx::barrier_init(shared.turn + 8, 1);
+    ptx::barrier_init(shared.turn, kConsumerWarps);
+    ptx::barrier_init(shared.turn + 8, kConsumerWarps);
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;
