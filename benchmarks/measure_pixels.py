@@ -200,9 +200,6 @@ def tilings(planner: ModuleType, problem: Problem, hardware: Hardware) -> Iterat
     """Walks go through images as they do through volumes; to all others an image is a slice."""
     if planner is sm90_walk:
         return sm90_walk.tilings(problem, hardware)
-    if planner in (sm90_phases, sm90_patch):
-        trial: Iterator[Any] = planner.tilings(problem.in_three(), hardware, on_trial=True)
-        return trial
     found: Iterator[Any] = planner.tilings(problem.in_three(), hardware)
     return found
 
@@ -225,9 +222,7 @@ def both_calls(problem: Problem) -> tuple[Any, Any]:
 def chosen(planner: ModuleType, tiling: Any) -> dict[str, int]:
     """What of a plan is the planner's choice, and not the layer's."""
     names = (*WALK_CHOSEN, "chunk") if planner is sm90_walk else CHOSEN
-    found = {name: value for name, value in planner.fields(tiling).items() if name in names}
-    staged = planner in (sm90_phases, sm90_patch) and tiling.stage_pieces
-    return {**found, "stage_pieces": tiling.stage_pieces} if staged else found
+    return {name: value for name, value in planner.fields(tiling).items() if name in names}
 
 
 def measure(kind: str, path: str, directions: Sequence[str]) -> None:

@@ -68,7 +68,7 @@ def test_the_forced_kernel_equals_float64_and_repeats_itself(problem: Problem, s
 @settings(max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(problems(), st.integers(0, 2**31))
 def test_every_tiling_equals_float64(problem: Problem, seed: int) -> None:
-    found = sm90_phases.tilings(problem.in_three(), plans.cuda_hardware(0), on_trial=True)
+    found = sm90_phases.tilings(problem.in_three(), plans.cuda_hardware(0))
     records = map(sm90_phases.record, found)
     limit = LIMIT[getattr(torch, problem.dtype)]
     check_tilings(problem, sm90_phases.KERNEL, records, seed, limit)

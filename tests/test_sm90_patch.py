@@ -198,7 +198,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def tilings(problem: Problem) -> list[sm90_patch.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_patch.refusal(problem, hardware) is None
-    return list(sm90_patch.tilings(problem.in_three(), hardware, on_trial=True))
+    return list(sm90_patch.tilings(problem.in_three(), hardware))
 
 
 @st.composite
@@ -352,31 +352,10 @@ NO_PLANS = {
 def test_what_is_no_plan_is_not_run(library: ctypes.CDLL, direction: str, name: str) -> None:
     problem = layer((14, 14), 2, dtype="bfloat16", direction=direction)
     fields = sm90_patch.fields(tilings(problem)[0])
-    check(library, (*fields.values(), 0), problem, 0)
+    check(library, tuple(fields.values()), problem, 0)
     changed = {**fields, **NO_PLANS[direction, name]}
     with pytest.raises(AssertionError, match="do not make a plan"):
-        check(library, (*changed.values(), 0), problem, 0)
-
-
-@pytest.mark.parametrize(
-    ("problem", "pieces"),
-    [
-        (layer((14, 14), 2), 3),
-        (layer((14, 14), 2), -4),
-        (layer((14, 14), 2), 32),
-        (layer((8, 8), 4), 4),
-        (layer((8, 8), 2, channels_last=True), 4),
-        (layer((8, 8), 2, direction="grad_input"), 4),
-        (layer((8, 8), 2, tf32=False), 4),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_staged_is_not_run(
-    library: ctypes.CDLL, problem: Problem, pieces: int
-) -> None:
-    fields = sm90_patch.fields(tilings(problem)[0])
-    with pytest.raises(AssertionError, match="do not make a plan"):
-        check(library, (*fields.values(), pieces), problem, 0)
+        check(library, tuple(changed.values()), problem, 0)
 
 
 # --- float32 that must not be rounded ------------------------------------------------------------
@@ -491,5 +470,4 @@ def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     forms = 3 * len(OPERANDS) + 2 * 2  # pairs and short rows: 16 bits
     kernels = forms * (len(sm90_patch.TILES) + 1)  # and those that pack
     kernels += 2 * (len(sm90_patch.STRICT_TILES) + 2)
-    kernels += (len(OPERANDS) + 2) * len(sm90_patch.TILES)  # with writers; of them two with pairs
     assert spilled_bytes(CUDA / "sm90_patch.cu", tmp_path) == [0] * kernels

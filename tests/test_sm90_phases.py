@@ -137,13 +137,11 @@ def test_lanes_read_from_different_banks(
         (*size[:2], size[2] * 8), (*kernel, 4), (*stride, 2), (0, 0, 1), dtype=dtype, direction=way
     )
     assume(sm90_phases.refusal(problem, H200) is None)
-    for tiling in sm90_phases.tilings(problem, H200, on_trial=True):
+    for tiling in sm90_phases.tilings(problem, H200):
         assert len(banks(tiling)) == 32
         taken = (
             tiling.weight_stages * tiling.weight_bytes + 2 * tiling.box_stages * tiling.box_bytes
         )
-        if tiling.stage_pieces:
-            taken += sm90_phases.STAGE_BARRIERS + 2 * tiling.stage_pieces * tiling.piece_bytes
         assert taken + sm90_phases.HEADER_BYTES <= H200.shared_memory
 
 
@@ -161,7 +159,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def tilings(problem: Problem) -> list[sm90_phases.Tiling]:
     hardware = replace(H200, multiprocessors=MULTIPROCESSORS)
     assert sm90_phases.refusal(problem, hardware) is None
-    return list(sm90_phases.tilings(problem.in_three(), hardware, on_trial=True))
+    return list(sm90_phases.tilings(problem.in_three(), hardware))
 
 
 @st.composite
@@ -234,7 +232,6 @@ def test_every_tiling(library: ctypes.CDLL, name: str, direction: str) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on the PATH")
 def test_the_kernels_compile_without_spills(tmp_path: Path) -> None:
     forms = sum(len(tiles) + 1 for tiles in sm90_phases.TILES.values())  # and those that pack
-    forms += len(sm90_phases.TILES["forward"])  # with writers
     kernels = forms * len(OPERANDS) * len(sm90_phases.TAPS)
     assert spilled_bytes(CUDA / "sm90_phases.cu", tmp_path) == [0] * kernels
 

@@ -82,13 +82,8 @@ def check(out: Path) -> Iterator[list[Step]]:
 
 
 def trial(out: Path) -> Iterator[list[Step]]:
-    pixels = "benchmarks/measure_pixels.py"
-    for kind, directions in (
-        ("walks", ("forward", "grad_input")),
-        ("phases", ("forward",)),
-        ("patches", ("forward",)),
-    ):
-        yield [python(kind, pixels, "measure", kind, str(out / f"{kind}.jsonl"), *directions)]
+    measure = ("benchmarks/measure_pixels.py", "measure", "walks")
+    yield [python("walks", *measure, str(out / "walks.jsonl"), "forward", "grad_input")]
     yield [python("mma", "benchmarks/measure_mma.py", str(out / "mma.jsonl"), *MMA_TRIALS)]
 
 

@@ -242,27 +242,6 @@ def walk_sweep() -> None:
         print("clean, walks", batch, cin, cout, size, kernel, step, dtype)
 
 
-def staged_sweep() -> None:
-    """Forms on trial, which no plan names: with writers for what leaves a thread block."""
-    sweeps = (
-        (sm90_patch, [(*each[:5], each[4], 0, 0, each[5]) for each in PATCH_SWEEP]),
-        (sm90_phases, PHASES_SWEEP),
-    )
-    for planner, sweep in sweeps:
-        for batch, cin, cout, size, kernel, *steps, dtype in sweep:
-            operator, x, w = layer(batch, cin, cout, size, kernel, 1, dtype)
-            sizes = (batch, cin, cout, size, kernel, *steps)
-            problem = Problem.of(*sizes, dtype=str(dtype)[6:], tf32=True)
-            tilings = planner.tilings(problem.in_three(), plans.cuda_hardware(0), on_trial=True)
-            staged = [planner.record(each) for each in tilings if each.stage_pieces][::5]
-            for record in staged:
-                with plans.given(planner.KERNEL, record), torch.no_grad():
-                    y = operator(x, w, None, *steps)
-                torch.cuda.synchronize()
-                assert bool(torch.isfinite(y).all())
-            print("clean, with writers", batch, cin, cout, size, kernel, *steps, dtype)
-
-
 def mma_sweep() -> None:
     """Five tilings of each form for each layer in each direction; two of three are on trial."""
     for batch, cin, cout, size, kernel, s, p, groups, d, dtype in MMA_SWEEP:
@@ -384,7 +363,6 @@ SWEEPS = {
     "strict-patches": (strict_patch_sweep, ("ieee",)),
     "phases": (phases_sweep, TF32),
     "walks": (walk_sweep, TF32),
-    "writers": (staged_sweep, TF32),
     "depthwise": (depthwise_sweep, TF32),
     "bias": (bias_sweep, TF32),
 }

@@ -36,14 +36,10 @@ PAIRED_BYTES = BLOCK * (ROW_BYTES + 16)
 """Of a box where two channels are a row: 8 bytes before a block, and 8 behind it."""
 SHORT_PART = 16
 """Pixels of 16 bits whose taps, of 2 x 2 patches, are 128 bytes of grad_output."""
-TABLE_BYTES = 1024
-"""Where the outputs of a consumer go, and, once more, those of its writer."""
-HEADER_BYTES = 1024 + CONSUMERS * TABLE_BYTES
+HEADER_BYTES = 1024 + CONSUMERS * 1024
 MOST_STAGES = 16
-RING_BYTES = (128 * 1024, 96 * 1024, 64 * 1024)
-"""Of weights that do not stay: the first of them that leaves room for boxes."""
-STAGE_BYTES, STAGE_BARRIERS = 8 * 1024, 512
-"""Of a piece of staged outputs, but for what parts its runs, and of the barriers of all of them."""
+RING_BYTES = 128 * 1024
+"""Of weights that do not stay."""
 LEAST_BOXES, MOST_BOXES = 3, 6
 MOST_DEPTH = 65535 // (2 * STRICT_STEPS)
 """Stages of K: the kernels that pack have two rows of their grid for each product of one."""
@@ -73,8 +69,6 @@ class Tiling:
     resident: bool
     weight_stages: int
     box_stages: int
-    stage_pieces: int = 0
-    """Of outputs, on their way to a writer; none where consumers store by themselves."""
 
     @property
     def backward(self) -> bool:
@@ -124,10 +118,7 @@ class Tiling:
         cycles = rounds * (depth(problem) * self.stage_cycles * STAGE_FACTOR + UNIT_CYCLES)
         products, reading = cycles / CLOCK_MHZ, each * read / READ_BYTES
         busy = max(products, reading) + HIDDEN * min(products, reading)
-        stores = each * stored / STORE_BYTES
-        if self.stage_pieces:  # a guess: nobody has measured it
-            return LAUNCH + max(busy, stores)
-        return LAUNCH + busy + stores
+        return LAUNCH + busy + each * stored / STORE_BYTES
 
     @property
     def stage_cycles(self) -> float:
@@ -233,45 +224,18 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
     return None
 
 
-def tilings(problem: Problem, hardware: Hardware, on_trial: bool = False) -> Iterator[Tiling]:
-    """Every tiling of a problem of three dimensions that fits; those with writers are on trial."""
-    for n in STRICT_TILES if problem.strict else TILES:
-        # Of a unit's pieces all, half or a quarter.
-        staged = on_trial and can_be_staged(problem)
-        every = n // 2 // piece_runs(problem) if staged else 0
-        for pieces in (0, *(every // share for share in (1, 2, 4) if share <= every)):
-            yield from rings(problem, n, pieces, hardware)
-
-
-def rings(problem: Problem, n: int, pieces: int, hardware: Hardware) -> Iterator[Tiling]:
-    """Weights that stay, and weights that come in a ring."""
-    stage = n * steps(problem) * 32
+def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
+    """Every tiling of a problem of three dimensions that fits."""
     room = hardware.shared_memory - HEADER_BYTES
-    if pieces:
-        room -= STAGE_BARRIERS + CONSUMERS * (TABLE_BYTES + pieces * piece_bytes(problem))
-    for resident, bytes_ in ((True, 0), *((False, bytes_) for bytes_ in RING_BYTES)):
-        stages = depth(problem) if resident else bytes_ // stage
-        boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * box_bytes(problem)))
-        tiling = Tiling(problem, n, resident, stages, boxes, pieces)
-        many = tiling.groups > hardware.multiprocessors
-        if stages <= MOST_STAGES and boxes >= LEAST_BOXES and not (resident and many):
-            yield tiling
-            if not resident:
-                break
-
-
-def can_be_staged(problem: Problem) -> bool:
-    forward = problem.direction == "forward" and not problem.channels_last
-    return forward and not problem.strict and problem.kernel[2] == 2
-
-
-def piece_runs(problem: Problem) -> int:
-    """Of a piece of a consumer's staged outputs: the two in a row of each pixel are a run."""
-    return STAGE_BYTES // (2 * BLOCK * problem.element_bytes)
-
-
-def piece_bytes(problem: Problem) -> int:
-    return piece_runs(problem) * (2 * BLOCK * problem.element_bytes + 32)
+    for n in STRICT_TILES if problem.strict else TILES:
+        stage = n * steps(problem) * 32
+        for resident in (True, False):
+            stages = depth(problem) if resident else RING_BYTES // stage
+            boxes = min(MOST_BOXES, (room - stages * stage) // (CONSUMERS * box_bytes(problem)))
+            tiling = Tiling(problem, n, resident, stages, boxes)
+            many = tiling.groups > hardware.multiprocessors
+            if stages <= MOST_STAGES and boxes >= LEAST_BOXES and not (resident and many):
+                yield tiling
 
 
 def consider(problem: Problem, hardware: Hardware) -> Candidate | Refusal:
@@ -326,4 +290,4 @@ def fields(tiling: Tiling) -> dict[str, int]:
 
 def record(tiling: Tiling) -> tuple[int, ...]:
     """The plan as integers."""
-    return (*fields(tiling).values(), tiling.stage_pieces)
+    return tuple(fields(tiling).values())

@@ -34,8 +34,6 @@ STEP_BYTES = 32
 STEPS = {"forward": 2, "grad_input": 1}
 """Products that the channels of a box are enough for."""
 PIECE_BYTES = 16
-STAGE_CHANNELS, STAGE_BARRIERS = 8, 512
-"""Of a piece of staged outputs, and bytes of the barriers of all of them."""
 HEADER_BYTES = 1024 + CONSUMERS * 1024
 MOST_STAGES = 16
 LEAST_BOXES, MOST_BOXES = 2, 6
@@ -73,8 +71,6 @@ class Tiling:
     resident: bool
     weight_stages: int
     box_stages: int
-    stage_pieces: int = 0
-    """Of outputs, on their way to a writer; none where consumers store by themselves."""
 
     @property
     def backward(self) -> bool:
@@ -162,12 +158,6 @@ class Tiling:
         return self.n * box_k(self.problem) * self.problem.kernel[2]
 
     @property
-    def piece_bytes(self) -> int:
-        """Of staged outputs of one consumer: both phases of its pixels in some channels."""
-        row = 2 * self.many * BLOCK * self.problem.element_bytes
-        return STAGE_CHANNELS * (row + PIECE_BYTES)
-
-    @property
     def weight_pieces(self) -> int:
         """Of 16 bytes, that the packed weights of a channel have."""
         k = depth(self.problem) * box_k(self.problem) * self.problem.kernel[2]
@@ -190,10 +180,7 @@ class Tiling:
             taps = prod(self.most_taps)
         cycles = rounds * (depth(problem) * self.box_cycles(taps) + UNIT_CYCLES)
         products = max(cycles / CLOCK_MHZ, each * read / READ_BYTES)
-        stores = each * stored / STORE_BYTES
-        if self.stage_pieces:  # a guess: nobody has measured it
-            return LAUNCH + max(products, stores)
-        return LAUNCH + products + stores
+        return LAUNCH + products + each * stored / STORE_BYTES
 
     def box_cycles(self, taps: float) -> float:
         """What takes longest, for both consumers: tensor cores, shared memory, TMA, or waiting."""
@@ -260,14 +247,11 @@ def common_refusal(problem: Problem, hardware: Hardware) -> str | None:
     return None
 
 
-def tilings(problem: Problem, hardware: Hardware, on_trial: bool = False) -> Iterator[Tiling]:
-    """Every tiling of a problem of three dimensions that fits; those with writers are on trial."""
-    fours = problem.direction == "forward" and problem.out_size[2] % 4 == 0
+def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
+    """Every tiling of a problem of three dimensions that fits."""
     for n, many in TILES[problem.direction]:
-        # Of a unit's pieces all, half or a quarter.
-        staged = (n // STAGE_CHANNELS // share for share in (1, 2, 4) if on_trial and fours)
-        for octets, pieces in product((0, 1, 2, 4, 8, 16), (0, *staged)):
-            sized = Tiling(problem, n, many, octets, False, 0, 0, pieces)
+        for octets in (0, 1, 2, 4, 8, 16):
+            sized = Tiling(problem, n, many, octets, False, 0, 0)
             whole_rows = sized.grid[2] == problem.in_size[2] and not sized.backward
             too_wide = octets > 8 * many or octets * OCTET >= 2 * max(OCTET, sized.grid[2])
             if too_wide or (sized.flat and not whole_rows) or max(sized.box) > MOST_BOX:
@@ -280,8 +264,6 @@ def tilings(problem: Problem, hardware: Hardware, on_trial: bool = False) -> Ite
 def rings(sized: Tiling, hardware: Hardware) -> Iterator[Tiling]:
     """Weights that stay, and weights that come in a ring."""
     room = hardware.shared_memory - HEADER_BYTES
-    if sized.stage_pieces:
-        room -= STAGE_BARRIERS + CONSUMERS * sized.stage_pieces * sized.piece_bytes
 
     def boxes(stages: int) -> int:
         left = room - stages * sized.weight_bytes
@@ -347,4 +329,4 @@ def fields(tiling: Tiling) -> dict[str, int]:
 
 def record(tiling: Tiling) -> tuple[int, ...]:
     """The plan as integers."""
-    return (*fields(tiling).values(), tiling.stage_pieces)
+    return tuple(fields(tiling).values())

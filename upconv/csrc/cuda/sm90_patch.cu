@@ -137,9 +137,7 @@ cudaError_t describe(ForwardPaired<Operand, N> way, CUtensorMap* whole, CUtensor
 template <typename Way, int N>
 cudaError_t launch_tile(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
   auto kernel = sm90_patch<Way, N>;
-  const int staged =
-      Way::kStaged ? StagedPart::bytes(p, static_cast<int>(sizeof(typename Way::Element))) : 0;
-  const int bytes = shared_bytes(p, Way::kBytes) + staged, units = unit_count<Way>(p);
+  const int bytes = shared_bytes(p, Way::kBytes), units = unit_count<Way>(p);
   cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
   CUtensorMap whole{}, rest{};
@@ -197,24 +195,12 @@ auto with_way(const PatchParams& p, Act act) {
   return act(Forward<Operand, N>{p});
 }
 
-// The same, and the ways with writers.
-template <typename Operand, int N, typename Act>
-auto with_form(const PatchParams& p, Act act) {
-  if constexpr (!Operand::kSplit) {
-    if constexpr (sizeof(typename Operand::Element) == 2) {
-      if (p.stage_pieces && p.paired) return act(Staged<ForwardPaired<Operand, N>, N>{{{p}}});
-    }
-    if (p.stage_pieces) return act(Staged<Forward<Operand, N>, N>{{p}});
-  }
-  return with_way<Operand, N>(p, act);
-}
-
 template <typename Operand>
 cudaError_t launch(const PatchParams& p, int multiprocessors, cudaStream_t stream) {
 #define UPCONV_TRY(n)                                                                              \
   if constexpr (n <= kMostColumns<Operand>) {                                                      \
     if (p.tile_n == n)                                                                             \
-      return with_form<Operand, n>(                                                                \
+      return with_way<Operand, n>(                                                                 \
           p, [&](auto way) { return launch_tile<decltype(way), n>(p, multiprocessors, stream); }); \
   }
   UPCONV_PATCH_TILES(UPCONV_TRY)
@@ -253,12 +239,6 @@ bool fits_in_16_bits(const PatchParams& p) {
   return (!p.short_rows || is_short) && (!p.paired || is_paired);
 }
 
-// Runs of two outputs, and of a unit of work whole rounds of its ring.
-bool can_be_staged(const PatchParams& p) {
-  return !p.backward && !p.channels_last && !is_split(p) && p.span == 2 && p.step_x == 2 &&
-         p.tile_n / 2 % (piece_runs(is_wide(p) ? 4 : 2) * p.stage_pieces) == 0;
-}
-
 }  // namespace patch
 
 bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
@@ -266,7 +246,6 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
 #define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PATCH_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  reader.read(&plan->stage_pieces);
   const int rest = plan->rest_pixels;
   const bool fits = reader.whole() && plan->weight_stages <= patch::kMaxStages &&
                     plan->box_stages <= patch::kMaxStages && plan->tile_n > 0 && rest > 0 &&
@@ -274,9 +253,7 @@ bool read_patch_plan(const int64_t* record, int64_t length, PatchParams* plan) {
                     (plan->channels_last || plan->span == 2 || plan->span == 4) &&
                     (plan->channels_last || plan->step_x % plan->span == 0) &&
                     !(plan->channels_last && (plan->backward || patch::is_split(*plan))) &&
-                    (!plan->backward || plan->step_x == 2) && patch::fits_in_16_bits(*plan) &&
-                    plan->stage_pieces >= 0 && plan->stage_pieces <= staging::kMaxPieces &&
-                    (!plan->stage_pieces || patch::can_be_staged(*plan));
+                    (!plan->backward || plan->step_x == 2) && patch::fits_in_16_bits(*plan);
   if (fits) plan->shape = patch::shape_of(*plan);
   return fits;
 }

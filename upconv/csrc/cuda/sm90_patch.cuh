@@ -25,8 +25,6 @@
 // Roles: consumers  warps 0-7: two warpgroups, a block each, the same columns
 //        feeders    one thread each of warps 8 and 9 for the consumers' boxes, of 10 for the
 //        weights
-//        On trial: forward, both consumers' boxes by warp 8, the weights by 9, and outputs by
-//        writers, warps 10 and 11, one for each consumer (sm90_staging.cuh)
 // Pipelines: box_full[consumer][stage]   bytes of a box               -> its consumer may read
 //            box_empty[consumer][stage]  each of the consumer's warps -> its feeder may fill again
 //            full[stage]                 bytes of weights             -> consumers may read
@@ -39,7 +37,6 @@
 //   places, load                   where a lane finds its pixels in a box; a box into registers
 //   kFromMemory                    no registers: the box is operand A as it lies (channels_last)
 //   begin_group, target, store     a group of columns begins; where a block's outputs go; they go
-//   kStaged, lay_down              ... by writers instead, from shared memory
 //   weight_at                      packing: the place of a weight, negative for none
 // sm90_patch_forward.cuh has the simplest.
 #pragma once
@@ -49,7 +46,6 @@
 #include "sm90_patch_last.cuh"
 #include "sm90_patch_paired.cuh"
 #include "sm90_patch_short.cuh"
-#include "sm90_patch_staged.cuh"
 #include "sm90_patch_strict.cuh"
 #include "wgmma.cuh"
 #include "wgmma_registers.cuh"
@@ -166,7 +162,6 @@ struct Consumer {
     const int units = unit_count<Way>(p);
     const int blocks = Way::block_count(p), depth = Way::depth(p);
     const uint32_t table = shared.tables + c * kTableBytes;
-    uint32_t parity = 0;  // of a unit's first piece: all units begin with the first of the ring
     int group_before = -1;
     for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
       const int pair = p.shape.by_groups(unit), group = unit - pair * p.shape.groups;
@@ -194,14 +189,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) ptx::keep_after_wait(d[i]);
       give_back();
-      if constexpr (!Way::kStaged) {
-        if (number < blocks) way.store(d, target, group, lane, table);
-      } else if (number < blocks) {
-        staging::Pieces pieces = StagedPart(p, shared).pieces_of(p, c, Way::kSize);
-        pieces.next.parity = parity;
-        Way::lay_down(d, pieces, warp, lane, table);
-        parity = pieces.next.parity;
-      }
+      if (number < blocks) way.store(d, target, group, lane, table);
     }
   }
 };
@@ -214,28 +202,17 @@ __global__ void __launch_bounds__(kThreads, 1)
                const __grid_constant__ CUtensorMap rest) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory, Way::kBytes);
-  if constexpr (Way::kStaged) {
-    if (threadIdx.x == 0) staging::Pieces::begin(StagedPart(p, shared).barriers);
-  }
   shared.begin();
-  // 168 registers a thread, handed round: 2 x 232 + 40, or 2 x 216 + 72 with writers.
-  constexpr int kOthers = Way::kStaged ? 72 : 40;
+  // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {
-    ptx::take_registers<252 - kOthers / 2>();
+    ptx::take_registers<232>();
     if constexpr (Way::Operand::kSplit) {
       StrictConsumer<Way, N>(p, shared).run();
     } else {
       Consumer<Way, N>(p, shared).run();
     }
-  } else if constexpr (Way::kStaged) {
-    ptx::give_registers<kOthers>();
-    const int role = threadIdx.x / 32 - kConsumerWarps;
-    if (role >= 2) return Writer<Way, N>(p, StagedPart(p, shared), role - 2).run();
-    if (!ptx::elected()) return;
-    if (role == 1) return feed_weights<Way>(p, shared);
-    feed_both<Way>(p, shared, whole, rest);
   } else {
-    ptx::give_registers<kOthers>();
+    ptx::give_registers<40>();
     const int feeder = threadIdx.x / 32 - kConsumerWarps;
     if (feeder > kConsumers || !ptx::elected()) return;
     if (feeder == kConsumers) return feed_weights<Way>(p, shared);

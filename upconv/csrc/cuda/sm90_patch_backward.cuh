@@ -14,7 +14,6 @@ template <typename Type, int N>
 struct Backward {
   using Operand = Type;
   using Element = typename Operand::Element;
-  static constexpr bool kStaged = false;
   static constexpr bool kFromMemory = false, kWide = sizeof(Element) == 4;
   static constexpr int kTaps = 2;  // of a row
   static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element)) / kTaps;

@@ -13,7 +13,6 @@ template <typename Type, int N>
 struct Forward {
   using Operand = Type;
   using Element = typename Operand::Element;
-  static constexpr bool kStaged = false;  // sm90_patch_staged.cuh
   static constexpr bool kFromMemory = false, kWide = sizeof(Element) == 4;
   static constexpr int kChannels = kSteps * 32 / static_cast<int>(sizeof(Element));  // of a stage
   static constexpr int kPart = kRowBytes / static_cast<int>(sizeof(Element));  // pixels of a box

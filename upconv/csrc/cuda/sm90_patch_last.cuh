@@ -13,7 +13,6 @@ template <typename Type, int N>
 struct ForwardLast {
   using Operand = Type;
   using Element = typename Operand::Element;
-  static constexpr bool kStaged = false;
   static constexpr bool kFromMemory = true;
   static constexpr int kEach = 16 / static_cast<int>(sizeof(Element));  // numbers of 16 bytes
   static constexpr int kChannels = kSteps * 2 * kEach;                  // of a stage

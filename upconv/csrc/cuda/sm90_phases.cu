@@ -91,19 +91,14 @@ cudaError_t launch(const PhasesParams& p, int multiprocessors, cudaStream_t stre
   }
 #define UPCONV_TRY_FORWARD(n, many) \
   UPCONV_TRY_TAPS(Forward, n, many, 3) UPCONV_TRY_TAPS(Forward, n, many, 4)
-#define UPCONV_TRY_STAGED(n, many) \
-  UPCONV_TRY_TAPS(Staged, n, many, 3) UPCONV_TRY_TAPS(Staged, n, many, 4)
 #define UPCONV_TRY_BACKWARD(n, many) \
   UPCONV_TRY_TAPS(Backward, n, many, 3) UPCONV_TRY_TAPS(Backward, n, many, 4)
   if (p.backward) {
     UPCONV_PHASES_BACKWARD_TILES(UPCONV_TRY_BACKWARD)
-  } else if (p.stage_pieces) {
-    UPCONV_PHASES_FORWARD_TILES(UPCONV_TRY_STAGED)
   } else {
     UPCONV_PHASES_FORWARD_TILES(UPCONV_TRY_FORWARD)
   }
 #undef UPCONV_TRY_BACKWARD
-#undef UPCONV_TRY_STAGED
 #undef UPCONV_TRY_FORWARD
 #undef UPCONV_TRY_TAPS
   return cudaErrorInvalidConfiguration;
@@ -122,11 +117,6 @@ cudaError_t pack(const PhasesParams& p, const void* weight, void* packed, cudaSt
   return cudaErrorInvalidConfiguration;
 }
 
-// Rows of outputs must have whole fours, and a unit of work whole rounds of its ring.
-inline bool can_be_staged(const PhasesParams& p) {
-  return !p.backward && p.out_w % 4 == 0 && p.tile_n / kStageChannels % p.stage_pieces == 0;
-}
-
 }  // namespace phases
 
 bool read_phases_plan(const int64_t* record, int64_t length, PhasesParams* plan) {
@@ -134,15 +124,12 @@ bool read_phases_plan(const int64_t* record, int64_t length, PhasesParams* plan)
 #define UPCONV_READ(name) reader.read(&plan->name);
   UPCONV_PHASES_FIELDS(UPCONV_READ)
 #undef UPCONV_READ
-  reader.read(&plan->stage_pieces);
   const int octets = plan->octets;
   const bool fits = reader.whole() && plan->weight_stages <= rings::kMaxStages &&
                     plan->box_stages <= rings::kMaxStages && plan->tile_n > 0 && plan->blocks > 0 &&
                     octets > 0 && octets <= 8 * plan->blocks && (octets & (octets - 1)) == 0 &&
                     plan->stride_z > 0 && plan->stride_y > 0 && plan->kernel_z > 0 &&
-                    plan->kernel_y > 0 && plan->stage_pieces >= 0 &&
-                    plan->stage_pieces <= staging::kMaxPieces &&
-                    (!plan->stage_pieces || phases::can_be_staged(*plan)) &&
+                    plan->kernel_y > 0 &&
                     // Flat, outputs are of as many pixels in a row as the input has.
                     (!plan->flat || (!plan->backward && (plan->out_w + 1) / 2 == plan->in_w));
   if (fits) plan->shape = phases::shape_of(*plan);

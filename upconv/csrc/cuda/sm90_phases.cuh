@@ -17,8 +17,6 @@
 // Roles: consumers  warps 0-7: two warpgroups, a block each, the same channels
 //        feeders    one thread each of warps 8 and 9 for the consumers' boxes, of 10 for the
 //        weights
-//        On trial: forward, both consumers' boxes by warp 8, the weights by 9, and outputs by
-//        writers, warps 10 and 11, one for each consumer (sm90_staging.cuh)
 // Pipelines: box_full[consumer][stage]   bytes of a box               -> its consumer may read
 //            box_empty[consumer][stage]  each of the consumer's warps -> its feeder may fill again
 //            full[stage]                 bytes of weights             -> consumers may read
@@ -27,7 +25,6 @@
 
 #include "sm90_phases_backward.cuh"
 #include "sm90_phases_forward.cuh"
-#include "sm90_phases_staged.cuh"
 #include "wgmma_registers.cuh"
 
 namespace upconv::phases {
@@ -194,15 +191,13 @@ struct Consumer {
   __device__ __forceinline__ void run() {
     const int units = p.shape.units, blocks = p.shape.blocks;
     const uint32_t table = shared.tables + c * kTableBytes;
-    uint32_t parity = 0;  // of a unit's first piece: all units begin with the first of the ring
     int group = -1;
     for (int number = blockIdx.x; number < units; number += gridDim.x) {
       const Unit unit = unit_at(p, number);
       const int own = unit.pair * kConsumers + c;
       const Block block = block_at(p.shape, min(own, blocks - 1));
       edges = way.edges(block, warp, lane);
-      // With writers for every unit: to remember the group takes a register that is not there.
-      if (Way::kStaged || unit.group != group) {
+      if (unit.group != group) {
         group = unit.group;
         ptx::warpgroup_sync(1 + c);
         way.begin_group(table, group);
@@ -226,14 +221,7 @@ struct Consumer {
         ptx::keep_after_wait(d[i / (N / 2)][i % (N / 2)]);
       }
       give_back();
-      if constexpr (!Way::kStaged) {
-        if (own < blocks) way.store(d, block, unit, warp, lane, table);
-      } else if (own < blocks) {
-        staging::Pieces pieces = shared.pieces_of(p, c);
-        pieces.next.parity = parity;
-        Way::lay_down(d, pieces, warp, lane, table);
-        parity = pieces.next.parity;
-      }
+      if (own < blocks) way.store(d, block, unit, warp, lane, table);
     }
   }
 };
@@ -245,28 +233,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90_phases(const __grid_constant__ PhasesParams p, const __grid_constant__ CUtensorMap map) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const Shared shared(p, memory);
-  if constexpr (Way::kStaged) {
-    if (threadIdx.x == 0) staging::Pieces::begin(shared.staged(p));
-  }
   shared.begin();
-  // 168 registers a thread, handed round: 2 x 232 + 40, or 2 x 224 + 56 with writers.
-  constexpr int kOthers = Way::kStaged ? 56 : 40;
+  // 168 registers a thread, handed round: 2 x 232 + 40.
   if (threadIdx.x < 128 * kConsumers) {
-    ptx::take_registers<252 - kOthers / 2>();
+    ptx::take_registers<232>();
     Consumer<Way>(p, shared).run();
-  } else if constexpr (Way::kStaged) {
-    ptx::give_registers<kOthers>();
-    const int role = threadIdx.x / 32 - kConsumerWarps;
-    if (role >= 2) return Writer<Way>(p, shared, role - 2).run();
-    if (!ptx::elected()) return;
-    if (role == 1) return feed_weights(p, shared);
-    feed_both<Way>(p, shared, map);
   } else {
-    ptx::give_registers<kOthers>();
-    const int role = threadIdx.x / 32 - kConsumerWarps;
-    if (role > kConsumers || !ptx::elected()) return;
-    if (role == kConsumers) return feed_weights(p, shared);
-    feed_boxes<Way>(p, shared, role, map);
+    ptx::give_registers<40>();
+    const int feeder = threadIdx.x / 32 - kConsumerWarps;
+    if (feeder > kConsumers || !ptx::elected()) return;
+    if (feeder == kConsumers) return feed_weights(p, shared);
+    feed_boxes<Way>(p, shared, feeder, map);
   }
 }
 

@@ -14,7 +14,6 @@ struct Backward {
   using Element = typename Operand::Element;
   static constexpr int kColumns = N, kBlocks = kMany, kTaps = kWidth;
   static constexpr bool kWide = sizeof(Element) == 4;
-  static constexpr bool kStaged = false;
   static constexpr int kSteps = kBackwardSteps;
   static constexpr int kStepChannels = kStepBytes / static_cast<int>(sizeof(Element));
   static constexpr int kChannels = kSteps * kStepChannels;  // of a box

@@ -13,7 +13,6 @@ struct Forward {
   using Operand = Type;
   using Element = typename Operand::Element;
   static constexpr int kColumns = N, kBlocks = kMany, kTaps = kWidth;
-  static constexpr bool kStaged = false;  // sm90_phases_staged.cuh
   static constexpr bool kWide = sizeof(Element) == 4;
   static constexpr int kSteps = kForwardSteps;
   static constexpr int kStepChannels = kStepBytes / static_cast<int>(sizeof(Element));
@@ -202,20 +201,18 @@ struct Forward {
     }
   }
 
-  using Vector = VectorOf<4 * sizeof(Element)>;
-  __device__ static __forceinline__ Vector four_of(uint32_t bias_bits, float v0, float v1, float v2,
-                                                   float v3) {
-    const float bias = __uint_as_float(bias_bits);
-    if constexpr (kWide) {
-      return {__float_as_uint(v0 + bias), __float_as_uint(v1 + bias), __float_as_uint(v2 + bias),
-              __float_as_uint(v3 + bias)};
-    } else {
-      return {two_halves<Operand>(v0 + bias, v1 + bias), two_halves<Operand>(v2 + bias, v3 + bias)};
-    }
-  }
   __device__ __forceinline__ void put(Element* to, uint32_t bias_bits, float v0, float v1, float v2,
                                       float v3) const {
-    __stcs(reinterpret_cast<Vector*>(to), four_of(bias_bits, v0, v1, v2, v3));
+    const float bias = __uint_as_float(bias_bits);
+    using Vector = VectorOf<4 * sizeof(Element)>;
+    Vector four;
+    if constexpr (kWide) {
+      four = {__float_as_uint(v0 + bias), __float_as_uint(v1 + bias), __float_as_uint(v2 + bias),
+              __float_as_uint(v3 + bias)};
+    } else {
+      four = {two_halves<Operand>(v0 + bias, v1 + bias), two_halves<Operand>(v2 + bias, v3 + bias)};
+    }
+    __stcs(reinterpret_cast<Vector*>(to), four);
   }
 
   // Of a thread's four outputs `count`, or all.

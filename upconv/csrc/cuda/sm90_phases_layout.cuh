@@ -7,7 +7,6 @@
 #include "sm90_phases_params.h"
 #include "sm90_pixels.cuh"
 #include "sm90_rings.cuh"
-#include "sm90_staging.cuh"
 
 namespace upconv::phases {
 
@@ -62,19 +61,9 @@ __host__ __device__ inline int box_pitch(const PhasesParams& p) {
 __host__ __device__ inline int weight_bytes(const PhasesParams& p) {
   return p.tile_n * kStepBytes * p.kernel_x * steps_of(p);
 }
-// Channels of a piece of staged outputs, and from one of them to the next: both phases of a row.
-constexpr int kStageChannels = 8;
-__host__ __device__ constexpr int stage_pitch(int blocks, int element_bytes) {
-  return staging::pitch_of(2 * blocks * kBlock * element_bytes);
-}
-__host__ __device__ inline int stage_bytes(const PhasesParams& p) {
-  return kStageChannels * stage_pitch(p.blocks, element_bytes(p));
-}
 __host__ __device__ inline int shared_bytes(const PhasesParams& p) {
-  const int staged =
-      p.stage_pieces ? staging::kBarrierBytes + kConsumers * p.stage_pieces * stage_bytes(p) : 0;
   return kHeaderBytes + kConsumers * p.box_stages * box_pitch(p) +
-         p.weight_stages * weight_bytes(p) + staged;
+         p.weight_stages * weight_bytes(p);
 }
 
 // --- Units of work ---------------------------------------------------------------------------
@@ -191,15 +180,6 @@ struct Shared : Rings {
     tables = full + kBarrierBytes;
     boxes = full + kHeaderBytes;
     weights = boxes + kConsumers * p.box_stages * box_pitch(p);
-  }
-  // Behind all others: the barriers of staged outputs, and the outputs.
-  __device__ __forceinline__ uint32_t staged(const PhasesParams& p) const {
-    return weights + p.weight_stages * weight_bytes(p);
-  }
-  __device__ __forceinline__ staging::Pieces pieces_of(const PhasesParams& p, int c) const {
-    const uint32_t barriers = staged(p);
-    return staging::Pieces(barriers, barriers + staging::kBarrierBytes, p.stage_pieces,
-                           stage_bytes(p), c);
   }
 };
 

@@ -61,9 +61,6 @@ struct PhasesParams {
   const void* w;       // packed
   const void* bias;
   void* result;  // y, or grad_input
-  // The last number of a record: of outputs, laid down for a consumer's writer; 0: without writers.
-  // Behind all others, whose places the proven forms of the kernel know.
-  int stage_pieces;
 };
 
 }  // namespace upconv
