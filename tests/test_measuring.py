@@ -102,7 +102,7 @@ def test_mma(direction: str, tmp_path: Path, monkeypatch) -> None:
     mma.measure(Clock(), tmp_path / "out.jsonl", "dcgan1", "bfloat16", direction)
     found = rows(tmp_path / "out.jsonl")
     assert len(found) == len(GIVEN) > 4
-    assert {row["sheet"] for row in found} == {False, True}
+    assert {row["warp_pixels"] for row in found} == {32, 64}
     assert script("fit_mma").read(tmp_path / "out.jsonl")
 
 

@@ -89,7 +89,7 @@ def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(problems(), st.randoms(use_true_random=False))
 def test_every_tiling_computes_the_convolution_not_only_the_best(problem: Problem, rng) -> None:
-    every = list(tiling_module.tilings(mma.works(problem), H200, on_trial=True))
+    every = list(tiling_module.tilings(mma.works(problem), H200))
     tiling = rng.choice([t for t in every if tiling_module.fits(t, H200)])
     check(problem, mma.record(tiling.work, tiling))
 
@@ -102,8 +102,8 @@ def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, width: int)
     plan = emulator.Plan(candidate(problem).params)
     assert plan.shared_bytes <= H200.shared_memory
     assert 2 <= plan.warps_m * plan.warps_n <= 8
-    assert plan.warp_pixels == 64, "32 are on trial"
-    assert plan.tile_o * plan.tile_z * plan.tile_y * plan.tile_x <= 64 * plan.warps_m
+    assert plan.warp_pixels == 64 or (plan.warp_pixels == 32 and plan.slices == 1)
+    assert plan.tile_o * plan.tile_z * plan.tile_y * plan.tile_x <= plan.warp_pixels * plan.warps_m
     assert plan.slice_blocks * plan.plane < 2**16
     assert plan.row_lanes in (1, 2, 4, 8, 16, 32)
     assert plan.channel_pitch * (4 if plan.slot_channels == 4 else 2) % 64 == 16
