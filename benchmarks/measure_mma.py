@@ -2,8 +2,8 @@
 
     python benchmarks/measure_mma.py OUT.jsonl [CASE:TYPE[:DIRECTION] ...]
 
-TYPE is tf32, bfloat16 or strict, DIRECTION forward (the default) or grad_input. Every tiling is compared with float64 before it is timed. Medians, L2 flushed before
-each call.
+TYPE is tf32, bfloat16 or strict, DIRECTION forward (the default) or grad_input. Every tiling is
+compared with float64 before it is timed. Medians, L2 flushed before each call.
 """
 
 from __future__ import annotations

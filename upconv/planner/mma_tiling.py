@@ -430,7 +430,7 @@ def block_work(
         stages=(each * total.stages + 1) * count,
         stored=outputs * element * STORED[element][box.vector == 1],
         runs=outputs / (box.size[3] * span),
-        starts=float(count),
+        starts=count * size,
     )
 
 
