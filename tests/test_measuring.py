@@ -6,6 +6,7 @@ Kernels and times are not tested here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +31,10 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors are the CPU's, and so are all results."""
+    conv = torch.backends.cudnn.conv
+    precision = conv.fp32_precision  # which the scripts set
 
     @contextmanager
     def given(kernel: str, params: tuple[int, ...]):
@@ -49,6 +52,8 @@ def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "given", given)
     monkeypatch.setattr(plans, "cuda_hardware", lambda index: H200)
     monkeypatch.setattr(ops, "forced", lambda kernel: nullcontext())
+    yield
+    conv.fp32_precision = precision
 
 
 def measuring(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
