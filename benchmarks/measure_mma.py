@@ -2,9 +2,8 @@
 
     python benchmarks/measure_mma.py OUT.jsonl [CASE:TYPE[:DIRECTION] ...]
 
-TYPE is tf32, bfloat16 or strict, DIRECTION forward (the default) or grad_input. Forms on trial are
-measured too. Every tiling is compared with float64 before it is timed. Medians, L2 flushed before
-each call.
+TYPE is tf32, bfloat16 or strict, DIRECTION forward (the default) or grad_input. Every tiling is
+compared with float64 before it is timed. Medians, L2 flushed before each call.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ CALLS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose
 
 def chosen(problem: Problem, hardware: Hardware, each: int = 4, most: int = 40) -> list[Tiling]:
     """The best tilings of every arrangement of warps, by the planner's own estimate."""
-    found = tilings(mma.works(problem), hardware, on_trial=True)
+    found = tilings(mma.works(problem), hardware)
     every = sorted(found, key=lambda tiling: tiling.cycles)
     seen: dict[tuple[int, ...], int] = {}
     result = []
@@ -52,7 +51,6 @@ def chosen(problem: Problem, hardware: Hardware, each: int = 4, most: int = 40) 
             tiling.layout.warps_n,
             step,
             tiling.layout.chunk,
-            tiling.layout.sheet,
         )
         if seen.get(family, 0) < each and fits(tiling, hardware):
             seen[family] = seen.get(family, 0) + 1
@@ -77,7 +75,6 @@ def row_of(tiling: Tiling, hardware: Hardware) -> dict[str, Any]:
         "slice_blocks": tiling.slice_blocks,
         "stage_bytes": tiling.stage_bytes,
         "warp_pixels": tiling.warp_pixels,
-        "sheet": tiling.layout.sheet,
         "resident_warps": min(max(min(room, most // warps), 1), share) * warps,
         "blocks": blocks,
         "work": {name: round(value, 3) for name, value in vars(tiling.block).items()},

@@ -224,49 +224,6 @@ def store(
                     line[:] = staging[first : first + length]
 
 
-def write_sheet(
-    plan: Plan,
-    kind: dict[str, int],
-    d: np.ndarray,
-    at: tuple[int, ...],
-    channel: int,
-    bias: np.ndarray,
-    y: np.ndarray,
-) -> None:
-    """Accumulators -> staging memory that lies as the output does -> output."""
-    vector = 16 // (4 if plan.slot_channels == 4 else 2)
-    o, *firsts = at
-    steps = (plan.out_step_z, plan.out_step_y, plan.out_step_x)
-    z0, y0, x0 = (first * step for first, step in zip(firsts, steps, strict=True))
-    place_of = lambda *index: int(np.ravel_multi_index(index, y.shape))  # noqa: E731
-    behind = place_of(o, channel, z0, y0, x0) % vector
-    staging = np.full(plan.rows_at // (16 // vector), np.nan)
-    if kind["prefill"]:
-        for c, value in enumerate(bias):
-            begin = behind + c * plan.channel_pitch
-            staging[begin : begin + plan.channel_pitch] = value
-    m = np.arange(plan.tile_z * plan.tile_y * plan.tile_x)
-    row, x = m // plan.tile_x, m % plan.tile_x
-    place = row // plan.tile_y * plan.out_step_z * plan.plane_pitch
-    place += row % plan.tile_y * plan.out_step_y * plan.segment + x * plan.out_step_x + behind
-    for column in range(plan.warps_n * plan.warp_tiles * 8):
-        phase, c = column_of(plan, column)
-        index = kind["phase_begin"] + phase
-        if index < kind["phase_end"] and c < len(bias):
-            to = plan.phase_base[index] + c * plan.channel_pitch + place
-            assert np.isnan(staging[to]).all() or kind["prefill"]
-            staging[to] = d[: len(m), column] + bias[c]
-    planes = min(plan.tile_z * plan.out_step_z, plan.out_d - z0)
-    rows = min(plan.tile_y * plan.out_step_y, plan.out_h - y0)
-    length = min(plan.tile_x * plan.out_step_x, plan.out_w - x0)
-    for c, dz, dy in np.ndindex(len(bias), planes, rows):
-        begin = behind + c * plan.channel_pitch + dz * plan.plane_pitch + dy * plan.segment
-        assert (begin - place_of(o, channel + c, z0 + dz, y0 + dy, x0)) % vector == 0
-        line = y[o, channel + c, z0 + dz, y0 + dy, x0 : x0 + length]
-        assert np.isnan(line).all(), "an output was stored twice"
-        line[:] = staging[begin : begin + length]
-
-
 def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
     """The whole kernel; x is (N, C, D, H, W)."""
     plan = Plan(record)
@@ -288,9 +245,6 @@ def run(record: tuple[int, ...], x: np.ndarray, weight: np.ndarray, bias: np.nda
                     if kind["step_end"] > kind["step_begin"]:
                         unit = group * plan.chunks + chunk
                         d = accumulate(plan, kind, slices, packed, unit)
-                        if plan.sheet:
-                            write_sheet(plan, kind, d, at, first, values, y)
-                            continue
                         staging = stage(plan, kind, d, values)
                     store(plan, kind, staging, at, first, values, y)
     return y

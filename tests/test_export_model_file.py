@@ -48,6 +48,12 @@ def test_the_layer_the_input_and_the_constructor(tmp_path: Path) -> None:
     assert "return _conv_transpose(x, self.up)" in found.model_class
 
 
+def test_a_path_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text(HEAD + INIT + FORWARD + TAIL)
+    monkeypatch.chdir(tmp_path)
+    assert model_file.read(Path("model.py")).input_size == (4, 32, 9, 9)
+
+
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     "forward",

@@ -6,6 +6,7 @@ Kernels and times are not tested here.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -30,8 +31,10 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tensors are the CPU's, and so are all results."""
+    conv = torch.backends.cudnn.conv
+    precision = conv.fp32_precision  # which the scripts set
 
     @contextmanager
     def given(kernel: str, params: tuple[int, ...]):
@@ -49,6 +52,8 @@ def made_up_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "given", given)
     monkeypatch.setattr(plans, "cuda_hardware", lambda index: H200)
     monkeypatch.setattr(ops, "forced", lambda kernel: nullcontext())
+    yield
+    conv.fp32_precision = precision
 
 
 def measuring(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -102,7 +107,7 @@ def test_mma(direction: str, tmp_path: Path, monkeypatch) -> None:
     mma.measure(Clock(), tmp_path / "out.jsonl", "dcgan1", "bfloat16", direction)
     found = rows(tmp_path / "out.jsonl")
     assert len(found) == len(GIVEN) > 4
-    assert {row["sheet"] for row in found} == {False, True}
+    assert {row["warp_pixels"] for row in found} == {32, 64}
     assert script("fit_mma").read(tmp_path / "out.jsonl")
 
 

@@ -145,7 +145,7 @@ def test_both_directions_equal_float64_and_repeat_themselves(problem: Problem, s
 @given(problems(largest=3000), st.randoms(use_true_random=False), st.integers(0, 2**31))
 def test_every_tiling_equals_float64(problem: Problem, rng: Random, seed: int) -> None:
     hardware = plans.cuda_hardware(0)
-    every = mma_tiling.tilings(mma.works(problem), hardware, on_trial=True)
+    every = mma_tiling.tilings(mma.works(problem), hardware)
     fitting = [tiling for tiling in every if mma_tiling.fits(tiling, hardware)]
     some = rng.sample(fitting, min(8, len(fitting)))
     records = [mma.record(tiling.work, tiling) for tiling in some]

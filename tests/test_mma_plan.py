@@ -5,6 +5,7 @@ The emulator (mma_emulator.py) reads nothing but the integers of the plan, as th
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -89,7 +90,7 @@ def test_the_emulated_kernel_computes_the_convolution(problem: Problem, sms: int
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(problems(), st.randoms(use_true_random=False))
 def test_every_tiling_computes_the_convolution_not_only_the_best(problem: Problem, rng) -> None:
-    every = list(tiling_module.tilings(mma.works(problem), H200, on_trial=True))
+    every = list(tiling_module.tilings(mma.works(problem), H200))
     tiling = rng.choice([t for t in every if tiling_module.fits(t, H200)])
     check(problem, mma.record(tiling.work, tiling))
 
@@ -102,8 +103,8 @@ def test_every_plan_keeps_the_limits_of_the_kernel(problem: Problem, width: int)
     plan = emulator.Plan(candidate(problem).params)
     assert plan.shared_bytes <= H200.shared_memory
     assert 2 <= plan.warps_m * plan.warps_n <= 8
-    assert plan.warp_pixels == 64, "32 are on trial"
-    assert plan.tile_o * plan.tile_z * plan.tile_y * plan.tile_x <= 64 * plan.warps_m
+    assert plan.warp_pixels == 64 or (plan.warp_pixels == 32 and plan.slices == 1)
+    assert plan.tile_o * plan.tile_z * plan.tile_y * plan.tile_x <= plan.warp_pixels * plan.warps_m
     assert plan.slice_blocks * plan.plane < 2**16
     assert plan.row_lanes in (1, 2, 4, 8, 16, 32)
     assert plan.channel_pitch * (4 if plan.slot_channels == 4 else 2) % 64 == 16
@@ -183,21 +184,30 @@ def test_planner_and_header_agree_on_fields_and_limits() -> None:
 
 def test_the_cost_rule_is_what_the_measurements_give() -> None:
     fit = script("fit_mma")
-    constants, spread = fit.fitted(fit.read(fit.MEASURED))
+    tilings = fit.read(*fit.MEASURED)
+    constants, spread = fit.fitted(fit.near(tilings))
     assert constants == pytest.approx(mma_cost.CYCLES, rel=0.01)
-    assert spread < 0.1
+    assert spread < 0.09
+    lost = fit.lost(tilings)
+    assert sum(lost.values()) / len(lost) < 0.025
+    waiting = [part for key, part in lost.items() if key[0].endswith(".gz") and "bfloat16" in key]
+    assert len(waiting) == 3
+    assert max(waiting) < 0.055, "layers that mostly wait, which these forms are for"
 
 
-def test_measured_rows_are_what_the_fit_reads() -> None:
+def test_measured_rows_are_what_the_fit_reads(tmp_path: Path) -> None:
     measure, fit = script("measure_mma"), script("fit_mma")
-    problem = Problem.of(2, 40, 48, (9, 10, 11), 3, tf32=True)
+    problem = next(case for case in fit.CASES if case.name == "nnunet_3d").problem(tf32=True)
     tilings = measure.chosen(problem, H200)
     assert len({(t.warps_m, t.layout.warps_n) for t in tilings}) >= 3
-    row = measure.row_of(tilings[0], H200)
-    expected = tilings[0].cycles - mma_cost.START_CYCLES
-    known = zip(fit.row_of(row), mma_cost.CYCLES.values(), strict=True)
-    milliseconds = sum(each * cycles for each, cycles in known)
-    assert milliseconds * 1e3 * mma_cost.CLOCK_MHZ == pytest.approx(expected, rel=1e-3)
+    path = tmp_path / "rows.jsonl"
+    called = {"case": "nnunet_3d", "dtype": "float32", "tf32": True, "ms": 1.0}
+    for tiling in (tilings[0], next(t for t in tilings if t.warp_pixels == 32)):
+        path.write_text(json.dumps(called | measure.row_of(tiling, H200)))
+        (measured,) = fit.read(path)
+        assert measured.work == tiling.block
+        expected = (tiling.cycles - mma_cost.START_CYCLES) / mma_cost.CLOCK_MHZ / 1e3
+        assert measured.expected == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_planner_takes_it_where_pytorch_is_slow_and_leaves_the_rest() -> None:

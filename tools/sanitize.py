@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import torch
 
@@ -243,7 +242,7 @@ def walk_sweep() -> None:
 
 
 def mma_sweep() -> None:
-    """Five tilings of each form for each layer in each direction; two of three are on trial."""
+    """Five tilings of each form for each layer in each direction; the gradient is on trial."""
     for batch, cin, cout, size, kernel, s, p, groups, d, dtype in MMA_SWEEP:
         operator, x, w = layer(batch, cin, cout, size, kernel, groups, dtype)
         sizes = (batch, cin, cout, size, kernel, s, p, 0, d, groups)
@@ -266,10 +265,9 @@ def mma_sweep() -> None:
 
 def some_mma_plans(problem: Problem) -> Iterator[tuple[int, ...]]:
     hardware = plans.cuda_hardware(0)
-    every = list(mma_tiling.tilings(mma.works(problem), hardware, on_trial=True))
-    for form in product(mma_tiling.WARP_PIXELS, (False, True)):
-        these = [t for t in every if (t.warp_pixels, t.layout.sheet) == form]
-        these = [t for t in these if mma_tiling.fits(t, hardware)]
+    every = list(mma_tiling.tilings(mma.works(problem), hardware))
+    for pixels in mma_tiling.WARP_PIXELS:
+        these = [t for t in every if t.warp_pixels == pixels and mma_tiling.fits(t, hardware)]
         for tiling in these[:: max(len(these) // 5, 1)]:
             yield mma.record(tiling.work, tiling)
 

@@ -2885,6 +2885,12 @@ __device__ __forceinline__ void load_shared(uint32_t& v, uint32_t address) {
 __device__ __forceinline__ void load_shared(uint2& v, uint32_t address) {
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
 }
+__device__ __forceinline__ void load_shared(float& first, float& second, uint32_t address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(first), "=f"(second)
+               : "r"(address)
+               : "memory");
+}
 __device__ __forceinline__ void load_shared(uint4& v, uint32_t address) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -3013,6 +3019,12 @@ __device__ __forceinline__ int this_thread() {
 __device__ __forceinline__ uint32_t computed_here(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+
+template <typename T>
+__device__ __forceinline__ T* computed_here(T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
 }
 
 template <int kRegisters>
@@ -3312,7 +3324,8 @@ constexpr int kMaxSlots = 16;
 constexpr int kMaxStages = 24;  // of all rings
 constexpr int kMaxChunks = 16;
 constexpr int kLoaderWarps = kLoaders / 32;
-constexpr int kCopyBoxes = 3;  // Sm90Params::copy: from here on by TMA
+constexpr int kConsumerWarps = 4;  // of each consumer
+constexpr int kCopyBoxes = 3;      // Sm90Params::copy: from here on by TMA
 constexpr int kCopyRows = 4;
 constexpr int kStagingBytes = 16 * 288;  // of one warp: 16 rows of 256 bytes and padding
 constexpr int kBarrierBytes = 1024;
@@ -4859,7 +4872,7 @@ template <typename Operand, int N, int MB>
 struct Consumer : LineEpilogue<Operand, N, MB> {
   using Base = LineEpilogue<Operand, N, MB>;
   using Base::c, Base::d, Base::p, Base::shared;
-  const bool issuer;   // the one thread of the warpgroup that arrives on barriers
+  const bool issuer;   // the one thread of its warp that arrives on barriers
   const bool turns;    // the consumers share one ring of weights
   const int ring_end;  // the stage after this consumer's last
   float sum[Operand::kSplit ? MB : 1][Operand::kSplit ? N / 2 : 1];  // of what d held before
@@ -4873,7 +4886,7 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 
   __device__ __forceinline__ Consumer(const Sm90Params& p, const Shared& shared, int c)
       : Base{p, shared, c},
-        issuer(threadIdx.x % 128 == 0),
+        issuer(threadIdx.x % 32 == 0),
         turns(!Operand::kSplit && p.rings == 1),
         ring_end(p.stages * (p.rings == 2 ? c + 1 : 1)),
         stage(ring_end - p.stages),
@@ -4995,11 +5008,10 @@ struct Consumer : LineEpilogue<Operand, N, MB> {
 
   // `lists`: each block's tap list, its first pair and their number in 16 bits each.
   __device__ __forceinline__ void multiply_slice(const uint32_t (&lists)[MB]) {
-    // Nothing is held back while waiting: the slot waited for may depend on it.
-    if (!ptx::barrier_test(shared.filled + 8 * slot, slot_parity)) {
-      drain();
-      ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
-    }
+    // Two steps at most are held back while waiting; with fewer slots than three the one that is
+    // waited for may depend on them.
+    if (p.slots < 3) drain();
+    ptx::barrier_wait(shared.filled + 8 * slot, slot_parity);
     const uint32_t tile =
         descriptor_low(shared.slots + slot * slot_bytes(p), p.block_pitch) + this->first_pixel();
 #pragma unroll
@@ -6118,18 +6130,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMaxSlots; ++i) {
       ptx::barrier_init(shared.filled + 8 * i, kLoaderWarps);
-      ptx::barrier_init(shared.emptied + 8 * i, p.alternate && !Operand::kSplit ? 1 : 2);
+      ptx::barrier_init(shared.emptied + 8 * i,
+                        kConsumerWarps * (p.alternate && !Operand::kSplit ? 1 : 2));
     }
     for (int i = 0; i < kMaxStages; ++i) {
       ptx::barrier_init(shared.weights_full + 8 * i, 1);
-      ptx::barrier_init(shared.spent + 8 * i, Operand::kShares);
+      ptx::barrier_init(shared.spent + 8 * i, kConsumerWarps * Operand::kShares);
     }
     for (int i = 0; i < kMaxChunks; ++i) {
       ptx::barrier_init(shared.raw_full + 8 * i, 1);
       ptx::barrier_init(shared.raw_free + 8 * i, kLoaderWarps);
     }
-    ptx::barrier_init(shared.turn, 1);
-    ptx::barrier_init(shared.turn + 8, 1);
+    ptx::barrier_init(shared.turn, kConsumerWarps);
+    ptx::barrier_init(shared.turn + 8, kConsumerWarps);
     ptx::barrier_init_fence();
   }
   for (int i = threadIdx.x; i < p.pairs; i += kThreads) shared.pairs[i] = p.pair[i].offset;

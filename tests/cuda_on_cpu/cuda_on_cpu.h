@@ -80,7 +80,6 @@ inline std::vector<Meeting> warps;
 inline std::vector<std::vector<Deposit>> deposits;
 inline Meeting whole;
 inline std::function<void()> body;
-inline bool unfenced[1024];                  // threads whose stores bulk copies do not see yet
 inline const char *input_begin, *input_end;  // what __ldg may read
 
 inline void fail(const char* why) {
@@ -118,7 +117,6 @@ inline void run_block(int threads, const std::function<void()>& kernel) {
   warps.assign(threads / 32, Meeting());
   deposits.assign(threads / 32, std::vector<Deposit>(32));
   whole = Meeting();
-  std::fill(std::begin(unfenced), std::end(unfenced), false);
   while (static_cast<int>(fibers.size()) < threads) fibers.push_back(std::make_unique<Fiber>());
   for (int i = 0; i < threads; ++i) {
     Fiber& fiber = *fibers[i];

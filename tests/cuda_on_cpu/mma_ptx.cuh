@@ -72,18 +72,6 @@ inline void bulk_copy(uint32_t destination, const void* source, uint32_t bytes, 
   bulk_copies.push_back({barrier, {at(destination, 16), source, bytes}});
 }
 
-inline void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
-  if (bytes % 16 || bytes == 0 || reinterpret_cast<uintptr_t>(destination) % 16)
-    cpu::fail("bulk copy of an odd size, or misaligned");
-  for (const bool& behind : cpu::unfenced)
-    if (behind) cpu::fail("a bulk copy of what no fence has made visible");
-  at(source + bytes - 16, 16);
-  cpu::current->open.push_back({destination, at(source, 16), bytes});
-}
-inline void bulk_store_commit() { copy_async_commit(); }
-inline void bulk_store_wait() { copy_async_wait<0>(); }
-inline void fence_async_proxy() { cpu::unfenced[threadIdx.x] = false; }
-
 // What stands in for a CUtensorMap: sizes and strides (in bytes) of 5 dimensions, and of a box.
 struct TensorMap {
   const char* base;
@@ -150,7 +138,6 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 template <typename Number>
 void store_shared(uint32_t address, Number v) {
   std::memcpy(at(address, sizeof(v)), &v, sizeof(v));
-  cpu::unfenced[threadIdx.x] = true;
 }
 inline uint32_t load_shared16(uint32_t address) {
   uint16_t v;

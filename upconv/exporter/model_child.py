@@ -151,7 +151,8 @@ def describe(path: str) -> dict[str, Any]:
         },
         "input_size": list(inputs[0].shape),
         "defaults": defaults,
-        "methods": methods_of(module.Model, path),
+        # By the module's own name of its file: `path` may be seen from the current folder.
+        "methods": methods_of(module.Model, str(module.__file__)),
         "globals": {key: repr(value) for key, value in vars(module).items() if literal(value)},
     }
 

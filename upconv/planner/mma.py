@@ -146,13 +146,13 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
     rows = phases = steps = stages = weights = 0
     units = work.groups * layout.chunks * tiling.slices
     lattice_z, lattice_y, lattice_x = work.lattices
-    widths = len(lattice_x.firsts)
+    row_size = layout.chunk * tiling.channel_pitch
+    bare = len(work.columns) < len(lattice_x.firsts)
     for kind, kind_steps in zip(layout.kinds, layout.steps(tiling.slice_blocks), strict=True):
-        starts = [(lattice_z.firsts[z], lattice_y.firsts[y]) for z, y in kind.rows]
-        bases = [tiling.staging.base(i, *start) for i, start in enumerate(starts)]
-        for start, base in zip(starts, bases, strict=True):
-            row_fields += [*start, base if kind.phases else -1]
-        phase_fields += [bases[row] + lattice_x.firsts[x] for row, x in kind.phases]
+        for index, (z, y) in enumerate(kind.rows):
+            base = index * row_size if kind.phases else -1
+            row_fields += [lattice_z.firsts[z], lattice_y.firsts[y], base]
+        phase_fields += [row * row_size + lattice_x.firsts[x] for row, x in kind.phases]
         first = 0
         for (shift0, block0, shift1, block1), tiles in kind_steps:
             offsets = [
@@ -172,7 +172,7 @@ def record(work: Work, tiling: Tiling) -> tuple[int, ...]:
             *(rows, rows + len(kind.rows), phases, phases + len(kind.phases)),
             *(steps, steps + len(kind_steps), stages, stages + len(cuts)),
             *(int(uniform(work, masks, tiling.stage_bytes)), taps),
-            *(int(0 < len(kind.phases) < len(kind.rows) * widths), first, weights),
+            *(int(bool(kind.phases) and bare), first, weights),
         ]
         rows += len(kind.rows)
         phases += len(kind.phases)

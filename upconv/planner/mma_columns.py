@@ -14,9 +14,6 @@ from itertools import product
 from .lattice import Lattice
 from .operands import SPLIT
 
-LEAST_COLUMNS = 4
-"""Of a phase: csrc/cuda/mma_layout.cuh goes from a tile to the next in two steps."""
-
 Shift = tuple[int, int, int]
 Step = tuple[tuple[int, int, int, int], int]
 """Shift and channel block of both halves, and the column tiles."""
@@ -115,7 +112,6 @@ class Layout:
 
     `spread`: every warp has all phases, for `phase_columns` channels of its own, so that no warp
     waits while others multiply for a phase; else the phases follow each other over all warps.
-    `sheet`: one kind has all phases, and the block's outputs lie as they do in the tensor.
     """
 
     kinds: tuple[Kind, ...]
@@ -125,7 +121,6 @@ class Layout:
     warps_n: int
     warp_columns: int
     spread: bool
-    sheet: bool = False
 
     @cached_property
     def masks(self) -> tuple[tuple[int, ...], ...]:
@@ -175,9 +170,10 @@ class Layout:
         return result
 
 
-def make_kind(work: Work, rows: list[tuple[int, int]], tapped: int) -> Kind:
-    """The first `tapped` of the rows have taps."""
-    phases = [(r, x) for r in range(tapped) for x in work.columns]
+def make_kind(work: Work, rows: list[tuple[int, int]], tapped: bool) -> Kind:
+    if not tapped:
+        return Kind(tuple(rows), (), ())
+    phases = [(r, x) for r in range(len(rows)) for x in work.columns]
     taps: dict[Shift, list[int]] = {}
     for index, (r, x) in enumerate(phases):
         z, y = rows[r]
@@ -224,31 +220,10 @@ def make_layout(
     tapped, bare = work.rows
     count = -(-len(tapped) // each)
     each = -(-len(tapped) // count) if count else 1
-    groups = [tapped[i : i + each] for i in range(0, len(tapped), each)]
-    kinds = [make_kind(work, rows, len(rows)) for rows in groups]
-    kinds += [make_kind(work, bare[i : i + 8], 0) for i in range(0, len(bare), 8)]
+    kinds = [make_kind(work, tapped[i : i + each], True) for i in range(0, len(tapped), each)]
+    kinds += [make_kind(work, bare[i : i + 8], False) for i in range(0, len(bare), 8)]
     chunks = -(-work.out_channels // chunk)
     return Layout(tuple(kinds), chunk, chunks, phase_columns, warps_n, 8 * work.warp_tiles, spread)
-
-
-def sheet_layouts(work: Work) -> Iterator[Layout]:
-    """Of all phases at once, with as many channels as have room."""
-    tapped, bare = work.rows
-    phases = len(tapped) * len(work.columns)
-    if phases == 0:
-        return
-    kind = make_kind(work, [*tapped, *bare], len(tapped))
-    columns = 8 * work.warp_tiles
-    for warps_n in (1, 2, 4):
-        spread = LEAST_COLUMNS * phases <= columns
-        share = warps_n if spread else 1  # warps that have channels of their own
-        room = columns if spread else columns * warps_n
-        for phase_columns in (4, 8, 16, 32, 64):
-            chunk = min(phase_columns * share, work.out_channels)
-            if phase_columns * phases > room or chunk <= phase_columns * (share - 1):
-                continue
-            chunks = -(-work.out_channels // chunk)
-            yield Layout((kind,), chunk, chunks, phase_columns, warps_n, columns, spread, True)
 
 
 def uniform(work: Work, tiles: list[int], stage_bytes: int) -> bool:

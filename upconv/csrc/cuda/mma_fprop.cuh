@@ -15,13 +15,13 @@
 //   weights  stream from L2 through a ring of kMmaDepth stages, packed in the order of their use
 //   input    the next slice of channels is read into registers in chunks, and put into the other
 //            tile buffer after the steps that hide the latency (mma_fill.cuh)
-//   output   goes through staging memory in whole rows (mma_store.cuh, mma_sheet.cuh)
+//   output   goes through staging memory in whole rows (mma_store.cuh)
 // One __syncthreads a stage; stages are cut by the planner. Other blocks of the multiprocessor hide
 // a block's start and its stores.
 #pragma once
 
 #include "mma_fill.cuh"
-#include "mma_sheet.cuh"
+#include "mma_store.cuh"
 
 namespace upconv {
 
@@ -365,9 +365,6 @@ __global__ void __launch_bounds__(kMmaMaxThreads, 4 / kFragments)
     MmaStore<Operand, kFragments>(p, shared, unit).begin(d);
     MmaLoop<Operand, kFragments>(p, shared, unit).run(d, fill, ring);
     __syncthreads();
-  }
-  if constexpr (kFragments == 2 && !Operand::kSplit) {  // split float32 would spill 100 bytes
-    if (p.sheet) return MmaSheet<Operand>(p, shared, unit).run(d);
   }
   MmaStore<Operand, kFragments>(p, shared, unit).run(d);
 }

@@ -37,16 +37,6 @@ static void read_by(int pixels, MmaParams* params) {
 
 static int element_bytes(const MmaParams& p) { return p.operand == 0 || p.operand == 3 ? 4 : 2; }
 
-// A sheet: has all outputs of its tile, with the same place in 16 bytes as in the tensor.
-static bool lies_as_in_the_tensor(const MmaParams& p) {
-  const int64_t whole = 16 / element_bytes(p), plane = static_cast<int64_t>(p.out_h) * p.out_w;
-  return p.warp_pixels == 32 && p.operand != 3 && p.kinds == 1 && p.tile_o == 1 &&
-         p.tiles_o == p.batch && (p.segment - p.out_w) % whole == 0 &&
-         (p.plane_pitch - plane) % whole == 0 && (p.channel_pitch - plane * p.out_d) % whole == 0 &&
-         (static_cast<int64_t>(p.chunk) * p.channel_pitch + whole) * element_bytes(p) <=
-             p.phases_at;
-}
-
 bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
   MmaParams& p = plan->params;
   PlanReader reader(record, length);
@@ -57,7 +47,6 @@ bool read_mma_plan(const int64_t* record, int64_t length, MmaPlan* plan) {
       p.steps > kMmaMaxSteps || p.stages > kMmaMaxStages || p.taps > kMmaMaxTaps)
     return false;
   if (p.warp_pixels != 64 && (p.warp_pixels != 32 || p.slices != 1)) return false;
-  if (p.sheet && !lies_as_in_the_tensor(p)) return false;
   const struct {
     int divisor;
     MmaDivisor* by;

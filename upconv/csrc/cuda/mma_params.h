@@ -76,9 +76,7 @@ constexpr int kMmaChunkWords = 16;  // registers of a thread for input on its wa
   X(chunks)                                                                                  \
   X(spread)        /* 1: every warp has all phases, for phase_columns channels of its own */ \
   X(phase_columns) /* columns from one phase to the next */                                  \
-  X(sheet)         /* 1: outputs are staged as they lie in the tensor (mma_sheet.cuh) */     \
   X(segment)       /* elements of one output row in the staging memory */                    \
-  X(plane_pitch)   /* of a sheet: elements from one output plane to the next there */        \
   X(channel_pitch) /* elements from one channel to the next there */                         \
   X(vector)        /* elements of one output store */                                        \
   X(row_lanes)     /* lanes that store one row together, a power of two */                   \

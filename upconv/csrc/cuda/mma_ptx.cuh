@@ -86,26 +86,6 @@ __device__ __forceinline__ void bulk_copy(uint32_t destination, const void* sour
       : "memory");
 }
 
-// Bulk copy shared -> global, in the thread's open group; 16-byte aligned on both sides. What
-// ordinary stores have written must have passed a fence_async_proxy of the threads that did.
-__device__ __forceinline__ void bulk_store(void* destination, uint32_t source, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(destination),
-               "r"(source), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_store_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// Returns when the thread's groups have read their sources.
-__device__ __forceinline__ void bulk_store_wait() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-
-// Makes ordinary shared-memory stores of this thread visible to bulk copies.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 // A box of a 5-dimensional tensor, which `map` describes -> shared memory, completing on a barrier.
 __device__ __forceinline__ void tensor_copy(uint32_t destination, const void* map, int c0, int c1,
                                             int c2, int c3, int c4, uint32_t barrier) {
