@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tools import on_gpu, sanitize
+from upconv import cases, cli
 
 CHILD = "import subprocess, sys; subprocess.run([sys.executable, '-c', {!r}])"
 
@@ -54,6 +55,15 @@ def test_every_sweep_is_looked_at_for_races_and_for_memory(tmp_path: Path) -> No
     for sweep in sanitize.SWEEPS:
         assert {f"racecheck-{sweep}", f"memcheck-{sweep}"} <= names
     assert "tests" in names
+
+
+def test_the_tables_are_of_all_cases(tmp_path: Path) -> None:
+    commands = [each.command for stage in on_gpu.tables(tmp_path) for each in stage]
+    assert len(commands) == 4
+    for _, _, _, *words in commands:
+        given = cli.build_parser().parse_args(words)
+        assert cases.select(given.cases) == list(cases.CASES)
+        assert given.device == "cuda"
 
 
 def test_a_patch_is_measured_beside_the_tree_that_it_changes(tmp_path: Path) -> None:

@@ -143,7 +143,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_bench_parser(commands: Any) -> None:
     bench = commands.add_parser("bench", help="check and time upconv against PyTorch")
-    bench.add_argument("cases", nargs="*", metavar="CASE", help="names or patterns ('kb*'); or all")
+    bench.add_argument(
+        "cases", nargs="*", metavar="CASE", help="names or patterns ('kb*'); without: all cases"
+    )
     add_layer_options(bench)
     bench.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     bench.add_argument(
