@@ -55,8 +55,8 @@ REFUSED = {
         layer((8, 32), stride=2, dilation=2, direction="grad_input"),
         "takes stride 1 only",
     ),
-    "taps": (layer((8, 32), 4), "3, 5 or 7 taps side by side"),
-    "dilation": (layer((8, 32), dilation=2), "7 taps side by side"),
+    "taps": (layer((8, 32), 4), "takes 3 taps side by side"),
+    "dilation": (layer((8, 32), dilation=2), "takes 3 taps side by side"),
     "groups": (layer((8, 32), groups=2), "one group"),
     "layout": (layer((8, 32), channels_last=True), "contiguous layout only"),
     "strict": (layer((8, 32), tf32=False), "fp32_precision forbids"),
@@ -158,9 +158,7 @@ WHOLE = {
     "a volume": layer((4, 4, 8), batch=1),
     "a signal": layer((256,), batch=3),
     "rows that are apart": layer((3, 6, 16), dilation=(1, 2, 1), padding=(1, 2, 1), batch=1),
-    "five taps": layer((6, 16), (3, 5), padding=(1, 2), batch=1),
     "seven taps": layer((5, 16), (3, 7), padding=0, batch=1, dtype="bfloat16"),
-    "a signal, seven taps": layer((128,), 7, padding=3),
     "planes of one wide row": layer((320,), in_channels=16, batch=1),
     "one tap of the walk, more octets than a strip has": layer((2, 264), (1, 3), padding=(0, 1)),
     "many channels": layer((3, 8), in_channels=72, out_channels=140, batch=1),
@@ -222,7 +220,7 @@ def measured() -> list[tuple[Problem, dict[str, Any], list[tuple[Any, float]]]]:
 
 def test_what_the_rule_picks_is_among_the_fastest(measured: Any) -> None:
     losses = [lost(choices) for _, _, choices in measured]
-    assert len(losses) > 65
+    assert len(losses) > 60
     assert sum(losses) / len(losses) < 0.025
     assert max(losses) < 0.35
 

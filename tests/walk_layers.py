@@ -27,7 +27,7 @@ class Most:
 def walk_problems(draw: st.DrawFn, most: Most, directions: tuple[str, ...]) -> Problem:
     ndim, direction = draw(st.sampled_from([1, 2, 2, 3])), draw(st.sampled_from(directions))
     number = lambda low, high: draw(st.integers(low, high))  # noqa: E731
-    walk, taps = draw(st.sampled_from([1, 3, 3])), draw(st.sampled_from([3, 3, 5, 7]))
+    walk, taps = draw(st.sampled_from([(1, 3), (3, 3), (3, 3), (3, 7)]))
     dtype, back = draw(st.sampled_from(DTYPES)), direction == "grad_input"
     # Planes of the walk come one by one, and so do taps in a row.
     dilation = (1, draw(st.sampled_from([1, 1, 2])), 1) if ndim == 3 else 1

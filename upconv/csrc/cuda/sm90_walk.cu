@@ -20,15 +20,12 @@ namespace walk {
 // channels, taps of the walk, blocks of 64 pixels, taps of a row.
 #define UPCONV_WALK_TILES(X) \
   UPCONV_WALK_THREE(X)       \
-  UPCONV_WALK_NARROW(X) UPCONV_WALK_FLAT(X) UPCONV_WALK_FIVE(X) UPCONV_WALK_SEVEN(X)
+  UPCONV_WALK_NARROW(X) UPCONV_WALK_FLAT(X) UPCONV_WALK_SEVEN(X)
 #define UPCONV_WALK_THREE(X) \
   X(64, 3, 1, 3) X(48, 3, 1, 3) X(48, 3, 2, 3) X(32, 3, 1, 3) X(32, 3, 2, 3)
 #define UPCONV_WALK_NARROW(X) X(24, 3, 2, 3) X(24, 3, 4, 3) X(16, 3, 2, 3) X(16, 3, 4, 3)
 #define UPCONV_WALK_FLAT(X) X(128, 1, 1, 3) X(128, 1, 2, 3) X(64, 1, 1, 3) X(64, 1, 2, 3)
-#define UPCONV_WALK_FIVE(X) \
-  X(64, 3, 1, 5) X(48, 3, 1, 5) X(32, 3, 2, 5) X(128, 1, 1, 5) X(64, 1, 2, 5)
-#define UPCONV_WALK_SEVEN(X) \
-  X(64, 3, 1, 7) X(48, 3, 1, 7) X(32, 3, 2, 7) X(128, 1, 1, 7) X(64, 1, 2, 7)
+#define UPCONV_WALK_SEVEN(X) X(32, 3, 2, 7)
 #define UPCONV_WALK_OPERANDS(X) X(0, Tf32) X(1, Bf16) X(2, Fp16)
 
 // What TMA reads as it sees it: columns, rows, planes, channels, images.
