@@ -146,7 +146,8 @@ def test_forcing_pytorch_is_always_possible() -> None:
 
 def test_a_kernel_for_the_other_device_is_refused() -> None:
     problem = Problem.of(4, 64, 64, (32, 32), 4, stride=2, padding=1)
-    assert "cpu_fprop" in {refusal.kernel for refusal in make_plan(problem, H200).refused}
+    reasons = {refusal.kernel: refusal.reason for refusal in make_plan(problem, H200).refused}
+    assert reasons["cpu_fprop"] == "runs on CPUs only"
     assert "sm90_wgmma_fprop" in {refusal.kernel for refusal in make_plan(problem, CPU).refused}
 
 

@@ -103,8 +103,9 @@ asked for by name, as one that is not here at all does everywhere."""
 
 
 def on_trial(kernel: str, direction: str, hardware: Hardware) -> bool:
-    seen = PROVEN.get((kernel, direction), ())
-    return hardware.kind == "cuda" and hardware.capability not in seen
+    if hardware.kind != "cuda" or kernel == cpu.KERNEL:  # which refuses GPUs by itself
+        return False
+    return hardware.capability not in PROVEN.get((kernel, direction), ())
 
 
 MARGIN = {"cpu": 1.05, "cuda": 1.0}
