@@ -1,8 +1,8 @@
 // Hopper kernel that walks: how a finished plane of outputs leaves a thread block. Threads of a
 // consumer have pairs of pixels in channels two apart; they lay them down as rows of pixels, which
 // the writer copies to where they lie in the output (sm90_staging.cuh). What a consumer does here
-// it does between its products, and both consumers at the same time: some 650 cycles, 1,150 with
-// pieces of 16 channels, zeros for new sums and biases added behind them.
+// it does between its products, and both consumers at the same time: with pieces of 16 channels,
+// zeros for new sums and biases added behind them a plane took 600 cycles more, of 3,900.
 #pragma once
 
 #include "sm90_walk_layout.cuh"
