@@ -3,12 +3,12 @@
     python benchmarks/measure_pixels.py measure patches|phases|walks OUT.jsonl [DIRECTION ...]
     python benchmarks/measure_pixels.py fit RESULTS.jsonl ...
 
-`measure`: every tiling of layers whose kernel is their stride (patches), of those with stride 2
-and 3 or 4 taps and the like (phases), or of those in which neighbouring outputs meet the same taps
-(walks), in all directions, TF32, BF16 and, for patches, strict float32, with what the other Hopper
-kernel and PyTorch take. Every result is compared with PyTorch's; a wrong one is said, is not timed,
-and makes the command fail at its end. A minute or two each. `fit` needs no GPU; what it prints
-belongs into upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the weight's gradient.
+`measure`: every tiling of layers whose kernel is their stride (patches), of those with stride 2 and
+3 or 4 taps and the like (phases), or of those of stride 1 (walks), in all directions, TF32, BF16
+and, for patches, strict float32, with what the other Hopper kernel and PyTorch take. Every result
+is compared with PyTorch's; a wrong one is said, is not timed, and makes the command fail at its
+end. A minute or two each. `fit` needs no GPU; what it prints belongs into
+upconv/planner/sm90_patch.py, sm90_phases.py and their likes for the weight's gradient.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from upconv.planner import (
     sm90_walk,
     sm90_wgrad,
 )
-from upconv.planner.sm90_walk_layer import layer_of
 from upconv.stopwatch import GpuClock
 
 # batch, in, out, size, kernel
@@ -137,7 +136,7 @@ CHOSEN = (
     *("blocks", "flat", "octets"),
 )
 WALK_CHOSEN = ("tile_c", "blocks", "resident", "weight_stages", "box_stages", "strip", "in_d")
-"""Likewise of a walk, besides its planes, which are an image's rows or whole images."""
+"""Likewise of a walk; `in_d` tells what was walked through when images could be planes."""
 CONSTANTS = {
     sm90_phases: (
         *("LAUNCH", "UNIT_CYCLES", "STEP_FACTOR", "ROW_CYCLES", "TURN_CYCLES"),
@@ -178,7 +177,7 @@ def planners(problem: Problem) -> tuple[ModuleType, ModuleType]:
         return sm90_patch_wgrad if rows else sm90_phases_wgrad, sm90_wgrad
     if patches:
         return sm90_patch, sm90
-    return sm90_walk if layer_of(problem) else sm90_phases, sm90
+    return sm90_phases if max(problem.stride) > 1 else sm90_walk, sm90
 
 
 def problems(kind: str, directions: Sequence[str] = DIRECTIONS) -> Iterator[Problem]:

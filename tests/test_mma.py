@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -24,16 +25,23 @@ pytestmark = pytest.mark.gpu
 MMA = "mma_fprop"
 OURS = (upconv.conv_transpose1d, upconv.conv_transpose2d, upconv.conv_transpose3d)
 THEIRS = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-# Relative to the norm of the result: half a unit of the output's last place is up to 2^-8 of a
-# bfloat16 (8 significant bits) and 2^-11 of a float16, and an output may be two numbers that both
-# round by as much; what rounding both operands to TF32 leaves (2^-11 each, averaging out over the
-# sum); and for strict float32 the 22 bits of two TF32 numbers.
+# Relative to the norm of the result: half a unit of the output's last place for 16-bit types, what
+# rounding both operands to TF32 leaves (2^-11 each, averaging out over the sum), and for strict
+# float32 the 22 bits of two TF32 numbers.
 LIMIT = {
     (torch.float32, "tf32"): 5e-4,
     (torch.float32, "ieee"): 1e-6,
-    (torch.bfloat16, "tf32"): 2**-8,
-    (torch.float16, "tf32"): 2**-11,
+    (torch.bfloat16, "tf32"): 3e-3,
+    (torch.float16, "tf32"): 5e-4,
 }
+FEW = 8
+"""Outputs that may all be off by half a unit, which is up to 2^-8 of a bfloat16. Over more of them
+that averages out."""
+
+
+def limit_for(kind: Any, y: torch.Tensor) -> float:
+    few = kind[0] == torch.bfloat16 and y.numel() < FEW
+    return 2**-8 if few else LIMIT[kind]
 
 
 def limit_of(problem: Problem) -> float:
@@ -131,7 +139,7 @@ def test_the_forced_kernel_equals_pytorch(c: dict[str, object]) -> None:
         y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
     check_same(y, again)
-    assert error(y, x, w, b, *rest) <= LIMIT[c["kind"]]  # type: ignore[index]
+    assert error(y, x, w, b, *rest) <= limit_for(c["kind"], y)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True, phases=[Phase.generate])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpu_checks import allocations, check_same, poison, serving
 from hypothesis import Phase, assume, given, settings
-from test_mma import LIMIT, OURS, THEIRS, _ampere, calls, error, tensors
+from test_mma import LIMIT, OURS, THEIRS, _ampere, calls, error, limit_for, tensors
 
 from upconv import ops
 from upconv.cases import CASES
@@ -50,7 +50,7 @@ def test_the_forced_kernel_equals_pytorch() -> None:
             y = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
             again = OURS[ndim - 1](x, w, b, *rest)  # type: ignore[arg-type]
         check_same(y, again)
-        assert error(y, x, w, b, *rest) <= LIMIT[c["kind"]]  # type: ignore[index]
+        assert error(y, x, w, b, *rest) <= limit_for(c["kind"], y)
         served.append(c["kind"])
 
     drawn()

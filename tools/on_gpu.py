@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BENCH = ("-m", "upconv", "bench", "--device", "cuda", "--seconds", "0.04")
 PYTEST = ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider")
 DENSE = ("kb69", "kb65", "kb57", "kb71", "kb78", "kb61_3d", "kb64_1d", "kb79_1d")
-"""Cases that the Hopper kernel for all layers serves, for `compare`."""
+"""Cases of the Hopper kernel for all layers and of that which walks, for `compare`."""
 MMA_TRIALS = (
     *("kb75:tf32", "kb81:tf32", "kb77_3d:bfloat16", "kb75:bfloat16"),
     *("kb75:bfloat16:grad_input", "kb58_3d:bfloat16:grad_input"),
@@ -83,8 +83,6 @@ def check(out: Path) -> Iterator[list[Step]]:
 
 
 def trial(out: Path) -> Iterator[list[Step]]:
-    measure = ("benchmarks/measure_pixels.py", "measure", "walks")
-    yield [python("walks", *measure, str(out / "walks.jsonl"), "forward", "grad_input")]
     yield [python("mma", "benchmarks/measure_mma.py", str(out / "mma.jsonl"), *MMA_TRIALS)]
 
 

@@ -287,14 +287,13 @@ def refusal(problem: Problem, hardware: Hardware) -> str | None:
         return "reads the contiguous layout only"
     if problem.groups > 1:
         return "takes one group of channels"
-    layer = layer_of(problem)
-    if layer is None:
+    if max(problem.stride) > 1:
         return "takes stride 1 only"
     back = problem.direction == "grad_input"
     width = (problem.out_size if back else problem.in_size)[-1]
     if width * problem.element_bytes % PIECE_BYTES:
         return f"needs rows of a multiple of 16 bytes, not {width} numbers"
-    if not fits(layer):
+    if not fits(layer_of(problem)):
         return "takes 3 taps side by side in a row and 1 or 3 of the walk, one by one, or 7 and 3"
     pixels = problem.batch * max(prod(problem.in_size), prod(problem.out_size))
     weights = problem.in_channels * problem.out_channels * prod(problem.kernel)
@@ -322,10 +321,8 @@ def strips(layer: Layer, run: int) -> list[int]:
 
 
 def tilings(problem: Problem, hardware: Hardware) -> Iterator[Tiling]:
-    """Every tiling of a problem that fits."""
+    """Every tiling of a problem that `refusal` lets pass."""
     layer = layer_of(problem)
-    if layer is None or not fits(layer):
-        return
     walk, _, columns = layer.axes
     for channels, taps, many, wide in TILES:
         if (taps, wide) != (walk.taps, columns.taps):

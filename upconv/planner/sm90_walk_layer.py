@@ -28,12 +28,9 @@ class Axis:
     step: int = 1
 
 
-def axis(problem: Problem, dimension: int) -> Axis | None:
-    """None: neighbouring outputs meet different taps."""
-    size, taps, stride, padding, _, dilation = problem.dimensions[dimension]
+def axis(problem: Problem, dimension: int) -> Axis:
+    size, taps, _, padding, _, dilation = problem.dimensions[dimension]
     out = problem.out_size[dimension]
-    if stride > 1:
-        return None
     step = dilation if taps > 1 else 1
     if problem.direction == "grad_input":
         return Axis(out, size, taps, -padding, step)
@@ -75,13 +72,10 @@ class Layer:
         return -(-(self.axes[2].out_size + self.skew) // OCTET)
 
 
-def layer_of(problem: Problem) -> Layer | None:
-    """Images are walked through row by row. (As whole planes of a walk they took longer than by the
-    kernel for all layers, whatever their size.)"""
-    found = [axis(problem, i) for i in range(problem.ndim)]
-    axes = [one for one in found if one is not None]
-    if len(axes) < problem.ndim:
-        return None
+def layer_of(problem: Problem) -> Layer:
+    """Of stride 1. Images are walked through row by row. (As whole planes of a walk they took
+    longer than by the kernel for all layers, whatever their size.)"""
+    axes = [axis(problem, i) for i in range(problem.ndim)]
     if problem.ndim == 2:
         return Layer(problem, (axes[0], Axis(), axes[1]))
     return Layer(problem, (*([Axis()] * (3 - problem.ndim)), *axes))  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-// Hopper kernel that walks: finished outputs on their way out of a thread block. A
-// consumer lays them down in shared memory, some channels at a time, in pieces of a ring; a warp of
-// its own, the writer, copies each piece to where it lies in the output. So a warpgroup goes on
-// with its products at once. When both stored by themselves, that took 2,800 cycles for 64 channels
-// x 64 pixels of a walk, in which the other one alone cannot keep the tensor cores busy: 4,600
-// cycles of products became 7,400.
+// Hopper kernel that walks: finished outputs on their way out of a thread block. A consumer lays
+// them down in shared memory, some channels at a time, in pieces of a ring; a warp of its own, the
+// writer, copies each piece to where it lies in the output. So a warpgroup goes on with its
+// products at once. When both stored by themselves, that took 2,800 cycles for 64 channels x 64
+// pixels, in which the other one alone cannot keep the tensor cores busy: 4,600 cycles of products
+// became 7,400.
 //
 // Pipelines: full[consumer][piece]   each of the consumer's warps -> its writer may read
 //            empty[consumer][piece]  the writer                   -> they may lay down again

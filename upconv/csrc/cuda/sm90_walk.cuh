@@ -278,8 +278,8 @@ struct Consumer {
   }
 
   // Sums of the taps after the last plane's: the oldest ones have been stored. The youngest begin
-  // with the bias, straight from shared memory: an addition behind all products and a zero before
-  // them would be 64 instructions more, of which a multiprocessor issues one in two cycles.
+  // with the bias, straight from shared memory: a zero before all products and an addition behind
+  // them would be two instructions more for each, while nothing is multiplied.
   __device__ __forceinline__ void move_up() {
     const float nothing = ptx::unknown(-0.f);  // additions take half the time of moves
 #pragma unroll
